@@ -18,8 +18,8 @@ from eagle3.features.index import parse_index
 from eagle3.features.manifest import MadeFrom, write_manifest
 from eagle3.features.sample import scaled
 from eagle3.features.shards import ShardWriter, hash_of
-from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
-from eagle3.storage.folder import LocalFolder, sha256_stored
+from eagle3.features.store import save_target_weights
+from eagle3.storage.folder import LocalFolder
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 
@@ -73,7 +73,6 @@ def main(arguments: list[str]) -> None:
         storage,
         made_from=MADE_FROM,
         target_config=target,
-        target_weights_sha256=sha256_stored(storage, TARGET_WEIGHTS),
         indices=indices,
         left_out={},
     )

@@ -85,8 +85,24 @@ def target() -> Any:
 
 
 @pytest.fixture(scope="session")
+def chat() -> Any:
+    """Its chat format."""
+    from exported_head import tiny_chat
+
+    return tiny_chat()
+
+
+@pytest.fixture(scope="session")
+def facts(target: Any) -> Any:
+    """What checks of a head must know of it."""
+    from exported_head import tiny_facts
+
+    return tiny_facts(target)
+
+
+@pytest.fixture(scope="session")
 def stored(tiny_path: Path) -> Any:
-    """The same without its model."""
+    """The target without its model."""
     from eagle3.target.stored import stored_target
 
     return stored_target(path=str(tiny_path), revision=None, trust_remote_code=False)

@@ -1,6 +1,7 @@
 """An exported head of random weights for the bundled target, and its files to spoil: what tests of the checks share."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from stores import ASSETS
 from torch import nn
 from transformers import AutoConfig
 
+from eagle3.answers.chat import Chat
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head_files.finding import Finding, TargetFacts
 from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength, StoreRecord
@@ -48,15 +50,17 @@ def tiny_target() -> Target:
     return load_target(**TINY)
 
 
+def tiny_chat(**changes: Any) -> Chat:
+    """Its chat format."""
+    target = tiny_target()
+    settings = {"template": None, "template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": "auto"}
+    return Chat(target.tokenizer, stop_ids=target.stop_ids, **settings | changes)
+
+
 def tiny_facts(target: Target) -> TargetFacts:
     config = AutoConfig.from_pretrained(ASSETS / "tiny")
     facts = target_config(config, config.vocab_size, "bfloat16")
-    return TargetFacts(
-        config=facts,
-        dtype="bfloat16",
-        identity=FINGERPRINT,
-        embedding=target.embedding,
-    )
+    return TargetFacts(config=facts, dtype="bfloat16", identity=FINGERPRINT, embedding=target.embedding)
 
 
 def random_head(
@@ -170,6 +174,28 @@ class Editable:
         else:
             files = {name: sha256_file(self.path / name) for name in ("config.json", "model.safetensors")}
             write_sealed_json(self.path / "training.json", self.training | {"files": files})
+
+
+def edit_json(path: Path, *unset: str, **changes: object) -> None:
+    content = json.loads(path.read_text()) | changes
+    write_json(path, {key: value for key, value in content.items() if key not in unset})
+
+
+def edit_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(path)
+    change(tensors)
+    replace_file(tensors, path)
+
+
+Change = Callable[[Editable], object]
+
+
+def setting(**values: object) -> Change:
+    return lambda head: head.config.update(values)
+
+
+def added(name: str, *shape: int) -> Change:
+    return lambda head: head.tensors.update({name: torch.ones(shape, dtype=torch.bfloat16)})
 
 
 def replace_file(tensors: dict[str, torch.Tensor], path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 import torch
+from heads import SETTINGS
 from stores import ASSETS
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
@@ -74,21 +75,8 @@ def fitted_head(target, prompt, steps=3, **changes):
     ids = prompt + plain_greedy(target, prompt, NEW_TOKENS)
     vocab_size, hidden_size = target.embedding.shape
     draft_ids = torch.tensor(sorted({*ids[len(prompt) :], *range(3, 20)}))
-    settings = {
-        "num_captured_layers": 3,
-        "hidden_size": hidden_size,
-        "intermediate_size": 48,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 8,
-        "vocab_size": vocab_size,
-        "draft_vocab_size": len(draft_ids),
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
-        "max_position_embeddings": 128,
-        "fc_norm": True,
-        "norm_output": False,
-    }
+    sizes = {"hidden_size": hidden_size, "intermediate_size": 48, "vocab_size": vocab_size}
+    settings = SETTINGS | sizes | {"draft_vocab_size": len(draft_ids), "fc_norm": True}
     torch.manual_seed(1)
     head = DraftHead(HeadConfig(**settings | changes), draft_ids).to(target.embedding.dtype).requires_grad_(False)
     for parameter in head.midlayer.parameters():

@@ -15,24 +15,34 @@ EMBEDDING = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(7
 TEACHER_HEAD = torch.randn(DRAFT_VOCAB, HIDDEN, generator=torch.Generator().manual_seed(8), dtype=torch.double)
 
 
+SETTINGS: dict[str, Any] = {
+    "num_captured_layers": 3,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 24,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "vocab_size": VOCAB,
+    "draft_vocab_size": DRAFT_VOCAB,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    "max_position_embeddings": 128,
+    "fc_norm": False,
+    "norm_output": False,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
 def make_head(*, seed: int = 0, **changes: Any) -> DraftHead:
-    settings = {
-        "num_captured_layers": 3,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 24,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 8,
-        "vocab_size": VOCAB,
-        "draft_vocab_size": DRAFT_VOCAB,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
-        "max_position_embeddings": 128,
-        "fc_norm": False,
-        "norm_output": False,
-    }
     torch.manual_seed(seed)
-    config = HeadConfig(**settings | changes)
+    config = HeadConfig(**SETTINGS | changes)
     draft_ids = torch.randperm(VOCAB)[: config.draft_vocab_size].sort().values
     head = DraftHead(config, draft_ids).double()
     for parameter in head.parameters():

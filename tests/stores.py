@@ -13,9 +13,9 @@ from eagle3.features.index import ShardIndex, parse_index
 from eagle3.features.manifest import MadeFrom, write_manifest
 from eagle3.features.sample import Sample, positions_with_teacher, scaled
 from eagle3.features.shards import ShardWriter, hash_of
-from eagle3.features.store import TARGET_WEIGHTS, FeatureStore, save_target_weights
+from eagle3.features.store import FeatureStore, save_target_weights
 from eagle3.head.batch import TttBatch
-from eagle3.storage.folder import LocalFolder, Storage, sha256_stored
+from eagle3.storage.folder import LocalFolder, Storage
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 
@@ -89,7 +89,6 @@ def save_store(storage: Storage, samples: list[Sample], *, shard_bytes: int = 20
         storage,
         made_from=description,
         target_config=TARGET_CONFIG,
-        target_weights_sha256=sha256_stored(storage, TARGET_WEIGHTS),
         indices=indices,
         left_out={},
     )

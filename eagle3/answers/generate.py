@@ -66,7 +66,7 @@ def generate(
             keep_rows(cache, kept)
             chosen, positions, mask, rows, done = chosen[kept], positions[kept], mask[kept], rows[kept], done[kept]
         tokens = chosen.unsqueeze(1)
-    return [_cut(row, stop_ids, steps=step + 1) for row in written.tolist()]
+    return [Answer(*cut(row, stop_ids, step + 1)) for row in written.tolist()]
 
 
 def alone_because(model: PreTrainedModel) -> str | None:
@@ -95,11 +95,12 @@ def _left_pad(
     return torch.tensor(tokens, device=device), torch.tensor(mask, device=device)
 
 
-def _cut(token_ids: list[int], stop_ids: Set[int], *, steps: int) -> Answer:
-    for position, token in enumerate(token_ids[:steps]):
+def cut(token_ids: list[int], stop_ids: Set[int], most: int) -> tuple[list[int], str]:
+    """Return the answer up to its end, and the reason for the end: "stop", "length", or "" where there is none yet."""
+    for position, token in enumerate(token_ids[:most]):
         if token in stop_ids:
-            return Answer(token_ids[: position + 1], "stop")
-    return Answer(token_ids[:steps], "length")
+            return token_ids[: position + 1], "stop"
+    return token_ids[:most], "length" if len(token_ids) >= most else ""
 
 
 def choose_tokens(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from eagle3.answers.rows import AnsweredRow, AnswerError
 from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.settings.flat import flattened
-from eagle3.storage.files import atomic_write, read_jsonl, sha256_file
+from eagle3.storage.files import read_jsonl, sha256_file, write_whole
 from eagle3.storage.records import (
     AnyRecord,
     Record,
@@ -163,8 +163,7 @@ class AnswerStore:
         self.pending = sum(1 for _ in self.pending_prompts())
         if self.pending:
             self._write_manifest()
-            with atomic_write(self.errors) as file:
-                file.write(b"".join(sealed_line(asdict(error)) for error in final))
+            write_whole(self.errors, b"".join(sealed_line(asdict(error)) for error in final))
 
     def pending_prompts(self) -> Iterator[dict[str, Any]]:
         return (prompt for prompt in read_jsonl(self.prompts) if prompt["id"] not in self.done)
@@ -192,8 +191,7 @@ class AnswerStore:
         return counts
 
     def _write_manifest(self) -> None:
-        with atomic_write(self.folder / "manifest.json") as file:
-            file.write(sealed_bytes(self.manifest))
+        write_whole(self.folder / "manifest.json", sealed_bytes(self.manifest))
 
     def _append(self, path: Path, rows: Sequence[AnsweredRow | AnswerError]) -> None:
         try:

@@ -224,18 +224,18 @@ class FeatureData(lightning.LightningDataModule):
         return train, val
 
     def _samples_with_anchors(self) -> Samples:
-        limit = self.limit_samples
         fitting = self.loss_mask.select(self.selected)
-        samples = fitting[:limit]
+        samples = fitting[: self.limit_samples]
         if type(self.loss_mask) is not AllTurns:  # the index counts anchors of unmasked answers only
-            counted = [self._count_anchors(ref) for ref in Bar(samples, desc="count anchors under the loss mask")]
-            if np.array_equal(counted, self.selected.anchors[:limit]):
+            masked = map(self.read, Bar(samples, desc="count anchors under the loss mask"))
+            counted = [len(anchors_of(sample.turns)) for sample in masked]
+            if np.array_equal(counted, self.selected.anchors[: self.limit_samples]):
                 log.warning(
                     "loss_mask=%s changes nothing: no answer of %s contains what it leaves out (features.reasoning "
                     "names the markers of reasoning)",
                     type(self.loss_mask).__name__, as_setting(self.source.location),
                 )  # fmt: skip
-            samples = samples.with_anchors(np.array(counted))
+            samples = replace(samples, anchors=np.array(counted, np.int32))
         left_out = len(self.selected) - len(fitting) + int((samples.anchors <= 0).sum())
         samples = samples.take(samples.anchors > 0)
         if left_out:
@@ -249,9 +249,6 @@ class FeatureData(lightning.LightningDataModule):
                 f"{len(self.selected)} samples of {as_setting(self.source.location)}; choose another loss_mask"
             )
         return samples
-
-    def _count_anchors(self, ref: SampleRef) -> int:
-        return len(anchors_of(self.read(ref).turns))
 
     def _check_lengths(self, samples: Samples) -> None:
         longest = samples[int(samples.tokens.argmax())].entry

@@ -1,7 +1,6 @@
 """The head's side of speculative decoding: the tree of tokens that it drafts after the last verified one.
 
-Shapes: R rows that the target confirmed in a round, F nodes that are drafted from, AH captured states side by side, H
-hidden size, V target vocabulary.
+Shapes: F nodes that are drafted from, H hidden size.
 """
 
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.registry import kind_named
+from eagle3.head.kv_cache import CachedHead
 
 
 class Tree(NamedTuple):
@@ -51,41 +50,31 @@ class Tree(NamedTuple):
         return nodes
 
 
-class Drafter:
-    """The head during one decode: its cache of confirmed rows, and the tree that grows from the last one."""
+def draft_tree(
+    head: DraftHead, cached: CachedHead, hidden: Float[Tensor, "1 H"], *, steps: int, topk: int, num_drafts: int
+) -> Tree:
+    """Return the tree of the `num_drafts` most probable drafts after the last row that `cached` has confirmed, whose
+    output is `hidden`.
 
-    def __init__(
-        self, head: DraftHead, embedding: Float[Tensor, "V H"], room: int, *, window: int | None = None
-    ) -> None:
-        self.head = head
-        self.cached = kind_named(head.config.KIND).cached(head, embedding, room, window=window)
-
-    def confirm(self, aux_hidden_states: Float[Tensor, "R AH"], next_tokens: list[int]) -> Float[Tensor, "1 H"]:
-        """Append rows with the target's own features; the output of the last one predicts the first draft."""
-        return self.cached.confirm(aux_hidden_states, next_tokens)
-
-    def tree(self, hidden: Float[Tensor, "1 H"], *, steps: int, topk: int, num_drafts: int) -> Tree:
-        """Return the tree of the `num_drafts` most probable drafts.
-
-        Each step expands the `topk` best nodes of the previous step by `topk` children (EAGLE-2, arXiv:2406.16858). A
-        node's score is the product of the head's probabilities (over the draft vocabulary) along its path, as in
-        SGLang. In SGLang a node attends to the keys written by its rank among the `topk` in earlier steps, whoever its
-        parent is; here it attends to the keys of its own path, as in training."""
-        scores, tokens, parents = [], [], []
-        frontier, path = torch.tensor([-1], device=hidden.device), self.cached.root()
-        frontier_scores = torch.ones(1, 1, device=hidden.device)
-        for step in range(steps):
-            best = self.head.logits(hidden).softmax(-1, dtype=torch.float32).topk(topk)  # (F, topk)
-            scores.append((frontier_scores * best.values).flatten())
-            tokens.append(self.head.draft_ids[best.indices].flatten())
-            parents.append(frontier.repeat_interleave(topk))
-            if step + 1 < steps:
-                kept_scores, kept = scores[-1].topk(topk)
-                first = sum(len(earlier) for earlier in scores[:-1])
-                frontier, frontier_scores, source = first + kept, kept_scores[:, None], kept // topk
-                path = tuple(part[source] for part in path)
-                hidden, path = self.cached.step(hidden[source], tokens[-1][kept], path)
-        return _best(torch.cat(scores), torch.cat(tokens).tolist(), torch.cat(parents).tolist(), num_drafts)
+    Each step expands the `topk` best nodes of the previous step by `topk` children (EAGLE-2, arXiv:2406.16858). A
+    node's score is the product of the head's probabilities (over the draft vocabulary) along its path, as in SGLang. In
+    SGLang a node attends to the keys written by its rank among the `topk` in earlier steps, whoever its parent is; here
+    it attends to the keys of its own path, as in training."""
+    scores, tokens, parents = [], [], []
+    frontier, path = torch.tensor([-1], device=hidden.device), cached.root()
+    frontier_scores = torch.ones(1, 1, device=hidden.device)
+    for step in range(steps):
+        best = head.logits(hidden).softmax(-1, dtype=torch.float32).topk(topk)  # (F, topk)
+        scores.append((frontier_scores * best.values).flatten())
+        tokens.append(head.draft_ids[best.indices].flatten())
+        parents.append(frontier.repeat_interleave(topk))
+        if step + 1 < steps:
+            kept_scores, kept = scores[-1].topk(topk)
+            first = sum(len(earlier) for earlier in scores[:-1])
+            frontier, frontier_scores, source = first + kept, kept_scores[:, None], kept // topk
+            path = tuple(part[source] for part in path)
+            hidden, path = cached.step(hidden[source], tokens[-1][kept], path)
+    return _best(torch.cat(scores), torch.cat(tokens).tolist(), torch.cat(parents).tolist(), num_drafts)
 
 
 def _best(scores: Tensor, tokens: list[int], parents: list[int], num_drafts: int) -> Tree:

@@ -5,17 +5,19 @@ and the walk from the root keeps the tokens that the target would have generated
 """
 
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from eagle3.decoding.drafter import Drafter, Tree
+from eagle3.answers.generate import cut
+from eagle3.decoding.drafter import Tree, draft_tree
 from eagle3.decoding.verifier import verifier
 from eagle3.draft_shape import num_draft_tokens
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
+from eagle3.head.registry import kind_named
 from eagle3.progress import Bar
 from eagle3.target.capture import check_capture_layers
 from eagle3.target.model import Target
@@ -76,10 +78,7 @@ class Measurement:
     def per_depth(self) -> list[float]:
         """Return the share of verifications that accepted at least 1, 2, … `steps` drafts."""
         if not self.verifications:
-            raise InputError(
-                f"prompts.path: none of {len(self.decoded)} answers was longer than one token, so no draft was "
-                f"verified; take other prompts or raise max_new_tokens"
-            )
+            raise nothing_verified(len(self.decoded))
         depths = zip(*(answer.accepted for answer in self.decoded), strict=True)
         return [sum(depth) / self.verifications for depth in depths]
 
@@ -129,15 +128,15 @@ class Speculator:
         num_drafts = num_draft_tokens(steps, topk, draft_tokens) - 1
         require_topk(topk, self.head.config.draft_vocab_size)
         room = len(prompt_ids) + max_new_tokens + steps
-        drafter = Drafter(self.head, self.target.embedding, room, window=draft_window)
+        cached = kind_named(self.head.config.KIND).cached(self.head, self.target.embedding, room, window=draft_window)
         accepted, verifications, behind_stop = [0] * steps, 0, 0
         with verifier(self.target, self.capture_layers, temperature, seed) as reader:
             fresh = reader.advance(prompt_ids, [[]])
-            answer, finish_reason = _cut(fresh, self.target.stop_ids, max_new_tokens)
+            answer, finish_reason = cut(fresh, self.target.stop_ids, max_new_tokens)
             next_tokens = prompt_ids[1:] + fresh  # head row t takes the feature of x_t and the embedding of x_{t+1}
             while not finish_reason:
-                hidden = drafter.confirm(reader.features(), next_tokens)
-                tree = drafter.tree(hidden, steps=steps, topk=topk, num_drafts=num_drafts)
+                hidden = cached.confirm(reader.features(), next_tokens)  # its last row predicts the first draft
+                tree = draft_tree(self.head, cached, hidden, steps=steps, topk=topk, num_drafts=num_drafts)
                 next_tokens = reader.advance(answer[-1:], tree.branches())
                 verifications += 1
                 if watch is not None:
@@ -145,7 +144,7 @@ class Speculator:
                 for depth in range(len(next_tokens) - 1):
                     accepted[depth] += 1
                 made = answer + next_tokens
-                answer, finish_reason = _cut(made, self.target.stop_ids, max_new_tokens)
+                answer, finish_reason = cut(made, self.target.stop_ids, max_new_tokens)
                 behind_stop = len(made) - len(answer) if finish_reason == "stop" else 0
         return Decoded(answer, verifications, accepted, behind_stop, finish_reason)
 
@@ -158,7 +157,7 @@ def plain_greedy(target: Target, prompt_ids: list[int], max_new_tokens: int) -> 
     with verifier(target, [], temperature=0.0, seed=0) as reader:
         while not finish_reason:
             known = reader.advance(known, [[]])
-            answer, finish_reason = _cut(answer + known, target.stop_ids, max_new_tokens)
+            answer, finish_reason = cut(answer + known, target.stop_ids, max_new_tokens)
     return answer
 
 
@@ -190,14 +189,14 @@ def measure(
     return Measurement(decoded, equal / len(decoded) if decoded and greedy else None, seconds)
 
 
-def require_topk(topk: int, draft_vocab_size: int) -> None:
+def nothing_verified(answers: int) -> InputError:
+    """Return the error for answers that all are the one token that prefill gives."""
+    return InputError(
+        f"prompts.path: none of {answers} answers was longer than one token, so no draft was verified; take other "
+        f"prompts or raise max_new_tokens"
+    )
+
+
+def require_topk(topk: int, draft_vocab_size: int, *, setting: str = "topk", head: str = "the head") -> None:
     if topk > draft_vocab_size:
-        raise InputError(f"topk={topk}: the head can draft no more than its {draft_vocab_size} tokens; lower topk")
-
-
-def _cut(token_ids: list[int], stop_ids: Set[int], max_new_tokens: int) -> tuple[list[int], str]:
-    """Return the answer so far up to its end, and the reason for the end ("": not yet)."""
-    for position, token in enumerate(token_ids[:max_new_tokens]):
-        if token in stop_ids:
-            return token_ids[: position + 1], "stop"
-    return token_ids[:max_new_tokens], "length" if len(token_ids) >= max_new_tokens else ""
+        raise InputError(f"{setting}={topk}: {head} can draft no more than its {draft_vocab_size} tokens; lower topk")

@@ -77,6 +77,15 @@ def ask_now(url: str, body: dict[str, Any] | None = None, *, timeout_s: float = 
     return asyncio.run(once())
 
 
+def responds(url: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30) -> bool:
+    """Say whether a server answers a request."""
+    try:
+        ask_now(url, body, timeout_s=timeout_s)
+    except (ServerFailed, RequestRefused):
+        return False
+    return True
+
+
 def message_of(content: bytes) -> str:
     """Read an error body of SGLang: {"error": {"message"}} or {"message"}."""
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from eagle3.engine.client import RequestRefused, ServerFailed, ask, ask_now, without_tokens
+from eagle3.engine.client import RequestRefused, ServerFailed, ask, ask_now, responds, without_tokens
 from eagle3.engine.versions import REPORTED
 from eagle3.errors import InputError
 
@@ -74,10 +74,9 @@ class SGLang:
             raise (RequestRefused if refused else ServerFailed)(f"aborted: {without_tokens(message)}")
         return token_ids, meta
 
-    async def describe(self, session: aiohttp.ClientSession) -> dict[str, Any]:
-        """Return `model`, the server's name for its model, and `settings`, the rest of its report."""
-        settings = await ask(session, f"{self.url}/server_info")
-        return {"model": settings.get("model_path"), "settings": settings}
+    async def model_name(self, session: aiohttp.ClientSession) -> str | None:
+        """Return the server's name for its model."""
+        return (await ask(session, f"{self.url}/server_info")).get("model_path")
 
     async def text_ids(self, session: aiohttp.ClientSession, text: str) -> list[int]:
         """Return the token ids of a text, with the special tokens that its tokenizer adds by default."""
@@ -129,10 +128,10 @@ class OpenAICompletions:
             )
         return checked([*token_ids], kind, choice.get("stop_reason"), request)
 
-    async def describe(self, session: aiohttp.ClientSession) -> dict[str, Any]:
+    async def model_name(self, session: aiohttp.ClientSession) -> str | None:
         models = (await ask(session, f"{self.url}/v1/models")).get("data") or [{}]
         served = [model.get("id") for model in models]
-        return {"model": self.model if self.model in served else served[0], "settings": models[0]}
+        return self.model if self.model in served else served[0]
 
     async def text_ids(self, session: aiohttp.ClientSession, text: str) -> list[int]:
         return await self._tokenize(session, {"prompt": text})
@@ -189,8 +188,4 @@ def server_information(url: str) -> dict[str, Any]:
 
 
 def is_reachable(url: str) -> bool:
-    try:
-        ask_now(f"{url}/server_info")
-    except (ServerFailed, RequestRefused):
-        return False
-    return True
+    return responds(f"{url}/server_info")

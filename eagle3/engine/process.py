@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from eagle3.cli import end_like_ctrl_c
-from eagle3.engine.client import RequestRefused, ServerFailed, api_key, ask_now
+from eagle3.engine.client import api_key, responds
 from eagle3.engine.log import failure_reason, last_stage
 from eagle3.errors import InputError
 from eagle3.progress import Bar
@@ -196,9 +196,5 @@ def is_free_port(host: str, port: int) -> bool:
 
 def _healthy(url: str, *, timeout_s: float) -> bool:
     """Return whether it makes a token within `timeout_s`: /health may answer before the first kernels are compiled."""
-    try:
-        ask_now(f"{url}/health", timeout_s=timeout_s)
-        ask_now(f"{url}/generate", ONE_TOKEN, timeout_s=timeout_s)
-    except (ServerFailed, RequestRefused):
-        return False
-    return True
+    has_started = responds(f"{url}/health", timeout_s=timeout_s)
+    return has_started and responds(f"{url}/generate", ONE_TOKEN, timeout_s=timeout_s)

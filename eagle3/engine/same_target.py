@@ -21,16 +21,13 @@ SENTENCE = "Zebras don't count 1,234 µ-ops; naïve café owners do!\n\tif x != 
 
 async def require_same_model(
     session: aiohttp.ClientSession, endpoint: Endpoint, *, path: str, hash_of_config: str, served_as: str | None
-) -> Mapping[str, Any]:
-    """Compare the server's model with the target; return the settings that the server reports.
+) -> None:
+    """Compare the server's model with the target.
 
     A folder that can be read here is identified by its config.json; any other name must be `served_as` or `path`."""
-    reported = await endpoint.describe(session)
-    model = reported["model"]
-    if served_as is not None and model == served_as:
-        return reported["settings"]
-    if model == path or (isinstance(model, str) and _config_hash_in(model) == hash_of_config):
-        return reported["settings"]
+    model = await endpoint.model_name(session)
+    if isinstance(model, str) and (model in (served_as, path) or _config_hash_in(model) == hash_of_config):
+        return
     raise InputError(
         f"{endpoint.url} serves {model}, the target is target.path={path}: if it is the same model under another name, "
         f"say so with answers.served_as={model}; else give the URL of a server of the target"

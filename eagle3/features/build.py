@@ -21,8 +21,7 @@ from eagle3.engine.local_servers import for_worker
 from eagle3.errors import InputError, first_line
 from eagle3.features.conversation import Conversation, SampleSizer, read_conversations, work_units
 from eagle3.features.huggingface import BATCHES_IN_WINDOW, HuggingFaceExtractor
-from eagle3.features.manifest import MadeFrom, Manifest
-from eagle3.features.store import TARGET_WEIGHTS
+from eagle3.features.manifest import TARGET_WEIGHTS, MadeFrom, Manifest
 from eagle3.features.store_writer import StoreWriter
 from eagle3.features.task import Extractor, Sharding
 from eagle3.settings.engine import LaunchSettings

@@ -36,7 +36,7 @@ class ConcatStores:
             require_joinable(stores[0], store)
         require_different(stores)
         self.location = [store.location for store in stores]
-        self.samples = Samples.joined([store.samples for store in stores])
+        self.samples = Samples.of_shards([shard for store in stores for shard in store.samples.shards])
         self.remote = any(store.remote for store in stores)
         # What packs and loss masks depend on is the same in all.
         self.made_from, self.target_config = stores[0].made_from, stores[0].target_config

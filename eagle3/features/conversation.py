@@ -7,7 +7,7 @@ Shapes: T tokens of a conversation.
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from eagle3.answers.rows import AnsweredRow
-from eagle3.answers.store import MAKE_ANSWERS, read_rows
-from eagle3.errors import InputError
+from eagle3.answers.store import read_rows
 from eagle3.features.sample import positions_with_teacher
 from eagle3.features.turns import anchors_of
 
@@ -39,8 +38,6 @@ def read_conversations(
     answers: Path, *, max_length: int, too_long: str, left_out: Counter[str]
 ) -> Iterator[Conversation]:
     """Yield rows with something to train; the others are counted in `left_out` by reason."""
-    if not (answers / "answers.jsonl").is_file():
-        raise InputError(f"{answers}/answers.jsonl does not exist; make it with: {MAKE_ANSWERS}")
     for row in read_rows(answers):
         conversation = conversation_of(row, max_length=max_length, too_long=too_long, left_out=left_out)
         if conversation is not None:
@@ -103,13 +100,21 @@ def work_units(
 ) -> Iterator[tuple[int, WorkUnit]]:
     """Yield a work unit for each full shard, with the free shard numbers from 0 up."""
     numbers = (number for number in itertools.count() if number not in taken)
+    for held in filled(conversations, sizer, shard_bytes):
+        yield next(numbers), WorkUnit(made_from, held)
+
+
+def filled(
+    conversations: Iterator[Conversation], size_of: Callable[[Conversation], int], least: float
+) -> Iterator[list[Conversation]]:
+    """Yield consecutive conversations as soon as their sizes add up to `least`; the last ones may be smaller."""
     held: list[Conversation] = []
     size = 0
     for conversation in conversations:
         held.append(conversation)
-        size += sizer(conversation)
-        if size >= shard_bytes:
-            yield next(numbers), WorkUnit(made_from, held)
+        size += size_of(conversation)
+        if size >= least:
+            yield held
             held, size = [], 0
     if held:
-        yield next(numbers), WorkUnit(made_from, held)
+        yield held

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from eagle3.features.conversation import Conversation
+from eagle3.features.conversation import Conversation, filled
 from eagle3.features.sample import Sample, positions_with_teacher, stored_rows
 from eagle3.features.task import Extractor
 from eagle3.target.batches import batches_by_tokens
@@ -20,20 +20,6 @@ from eagle3.target.facts import LogitTransform
 from eagle3.target.model import Target
 
 BATCHES_IN_WINDOW = 16  # samples sorted by length together, so that little of a batch is padding
-
-
-def windows(conversations: Iterator[Conversation], num_tokens: int) -> Iterator[list[Conversation]]:
-    """Consecutive conversations of about `num_tokens` together."""
-    window: list[Conversation] = []
-    total = 0
-    for conversation in conversations:
-        window.append(conversation)
-        total += len(conversation.input_ids)
-        if total >= num_tokens:
-            yield window
-            window, total = [], 0
-    if window:
-        yield window
 
 
 class HuggingFaceExtractor(Extractor):
@@ -50,7 +36,7 @@ class HuggingFaceExtractor(Extractor):
         return logit_transform_of(self.target)
 
     def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
-        for window in windows(conversations, self.batch_tokens * BATCHES_IN_WINDOW):
+        for window in filled(conversations, lambda item: len(item.input_ids), self.batch_tokens * BATCHES_IN_WINDOW):
             yield from self._extract(window)
 
     def _extract(self, conversations: list[Conversation]) -> list[Sample]:

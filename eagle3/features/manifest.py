@@ -11,11 +11,12 @@ import numpy as np
 from eagle3.errors import InputError
 from eagle3.features.index import FORMAT_VERSION, ShardIndex, index_bytes, parse_index
 from eagle3.storage.folder import WHATEVER, Readable, Storage, write_file
+from eagle3.storage.prefault import sha256_of
 from eagle3.storage.records import Record, parse_sealed, sealed_bytes
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 
-MANIFEST = "manifest.json"
+MANIFEST, TARGET_WEIGHTS = "manifest.json", "target.safetensors"
 MAKE_FEATURES = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'"
 
 
@@ -124,17 +125,11 @@ def _content(storage: Readable, name: str) -> memoryview:
         raise InputError(f"{storage.location}/{name} does not exist; make it with: {MAKE_FEATURES}") from None
 
 
-def sha256_of(index: ShardIndex) -> str:
-    """Return the hash of the index's file."""
-    return hashlib.sha256(index_bytes(index)).hexdigest()
-
-
 def write_manifest(
     storage: Storage,
     *,
     made_from: MadeFrom,
     target_config: TargetConfig,
-    target_weights_sha256: str,
     indices: list[ShardIndex],
     left_out: dict[str, int],
     instead_of: str | None = WHATEVER,
@@ -147,15 +142,15 @@ def write_manifest(
         format_version=FORMAT_VERSION,
         made_from=made_from,
         target_config=target_config,
-        target_weights_sha256=target_weights_sha256,
+        target_weights_sha256=sha256_of(storage.read(TARGET_WEIGHTS)),
         samples=sum(len(index) for index in indices),
         tokens=sum(index.total("tokens") for index in indices),
         answer_tokens=sum(index.total("answer_tokens") for index in indices),
         bytes=sum(index.facts.bytes for index in indices),
         left_out=left_out,
         shards=[
-            ShardEntry(index.facts.shard, index.facts.bytes, index.facts.sha256, len(index), sha256_of(index))
-            for index in indices
+            ShardEntry(each.facts.shard, each.facts.bytes, each.facts.sha256, len(each), sha256_of(index_bytes(each)))
+            for each in indices
         ],
         answer_counts=[(int(token), int(counts[token])) for token in counts.nonzero()[0]],
     )

@@ -67,18 +67,6 @@ class Samples(Sequence[SampleRef]):
             shards.append(IndexedShard(store, name, index_of(facts, entries, {})))
         return cls.of_shards(shards)
 
-    @classmethod
-    def joined(cls, parts: Sequence["Samples"]) -> "Samples":
-        sizes = [sum(len(shard) for shard in part.shards) for part in parts]
-        firsts = np.cumsum([0, *sizes[:-1]])
-        return cls(
-            tuple(shard for part in parts for shard in part.shards),
-            np.concatenate([part.numbers + first for part, first in zip(parts, firsts, strict=True)]),
-            np.concatenate([part.tokens for part in parts]),
-            np.concatenate([part.anchors for part in parts]),
-            np.concatenate([part.split for part in parts]),
-        )
-
     @cached_property
     def _ends(self) -> np.ndarray:
         return np.cumsum([len(shard) for shard in self.shards])
@@ -121,9 +109,6 @@ class Samples(Sequence[SampleRef]):
         """Return the samples at these positions, in this order, or the marked samples."""
         columns = (self.numbers, self.tokens, self.anchors, self.split)
         return Samples(self.shards, *(column[chosen] for column in columns))
-
-    def with_anchors(self, anchors: np.ndarray) -> "Samples":
-        return replace(self, anchors=anchors.astype(np.int32))
 
     def names(self) -> Iterator[tuple[str, str]]:
         """Yield the store's location and the id of each sample, in this order."""

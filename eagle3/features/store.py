@@ -21,7 +21,7 @@ from torch import Tensor
 
 from eagle3.errors import InputError
 from eagle3.features.index import index_name
-from eagle3.features.manifest import MAKE_FEATURES, ShardEntry, read_index, read_manifest
+from eagle3.features.manifest import MAKE_FEATURES, TARGET_WEIGHTS, ShardEntry, read_index, read_manifest
 from eagle3.features.sample import Sample, views
 from eagle3.features.samples import IndexedShard, SampleRef, Samples
 from eagle3.features.shards import decode, hash_of, require_sha256, require_shard
@@ -30,7 +30,6 @@ from eagle3.progress import Bar
 from eagle3.storage.files import sha256_json
 from eagle3.storage.folder import Readable, Storage, write_file
 
-TARGET_WEIGHTS = "target.safetensors"
 HASHED_AT_ONCE = 8  # shards, each on a core of its own
 
 

@@ -11,6 +11,7 @@ from eagle3.features.conversation import WorkUnit
 from eagle3.features.index import ShardIndex, parse_index
 from eagle3.features.manifest import (
     MANIFEST,
+    TARGET_WEIGHTS,
     MadeFrom,
     Manifest,
     read_index,
@@ -19,9 +20,10 @@ from eagle3.features.manifest import (
     write_manifest,
 )
 from eagle3.features.shards import broken, hash_of
-from eagle3.features.store import TARGET_WEIGHTS, save_target_weights
+from eagle3.features.store import save_target_weights
 from eagle3.features.task import ShardResult
-from eagle3.storage.folder import Storage, sha256_stored
+from eagle3.storage.folder import Storage
+from eagle3.storage.prefault import sha256_of
 from eagle3.target.facts import LogitTransform
 from eagle3.target.stored import StoredTarget
 
@@ -53,7 +55,7 @@ class StoreWriter:
         there = bool(self.indices and self.storage.names(TARGET_WEIGHTS))
         if there and self.before is not None:
             named = read_manifest(self.storage).target_weights_sha256
-            there = sha256_stored(self.storage, TARGET_WEIGHTS) == named
+            there = sha256_of(self.storage.read(TARGET_WEIGHTS)) == named
         if not there:
             save_target_weights(self.storage, target.embedding, target.lm_head, dtype=dtype)
 
@@ -82,7 +84,6 @@ class StoreWriter:
             self.storage,
             made_from=self.made_from,
             target_config=facts,
-            target_weights_sha256=sha256_stored(self.storage, TARGET_WEIGHTS),
             indices=sorted(self.indices, key=lambda index: index.facts.shard),
             left_out=dict(left_out),
             instead_of=self.before,

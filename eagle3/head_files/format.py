@@ -26,7 +26,7 @@ from eagle3.head.draft_vocab import from_offsets, membership, to_offsets
 from eagle3.head.eagle3 import EAGLE3, Eagle3, has_fc_norm, has_norm_before_fc, rope_of
 from eagle3.head.registry import kind_named, kind_of_architecture
 from eagle3.head_files.files import ARCHITECTURE, LAYER_IDS, MAKE_HEAD, MODEL_TYPE, SPECULATORS, HeadFiles, read_files
-from eagle3.storage.files import atomic_write, write_json
+from eagle3.storage.files import write_json, write_whole
 from eagle3.target.facts import ROPE_TYPES
 from eagle3.target.files import DTYPES
 
@@ -49,8 +49,7 @@ class LoadedHead:
 def save_head(directory: Path, head: DraftHead, capture_layers: list[int], dtype: str) -> None:
     """Write config.json and model.safetensors in the target's `dtype`; `capture_layers` index `hidden_states`."""
     write_json(directory / "config.json", exported_config(head.config, capture_layers, dtype))
-    with atomic_write(directory / "model.safetensors") as file:
-        file.write(save(exported_tensors(head, DTYPES[dtype]), {"format": "pt"}))
+    write_whole(directory / "model.safetensors", save(exported_tensors(head, DTYPES[dtype]), {"format": "pt"}))
 
 
 def exported_config(config: HeadConfig, capture_layers: list[int], dtype: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from eagle3.storage.files import atomic_write
+from eagle3.storage.files import write_whole
 from eagle3.storage.records import Record, parse_sealed, sealed_bytes
 from eagle3.target.identity import TargetIdentity
 
@@ -92,8 +92,7 @@ def write_record(folder: Path, record: HeadRecord) -> None:
     def seen(path: str) -> str:
         return os.path.relpath(path, folder) if os.path.isabs(path) else path
 
-    with atomic_write(folder / FILE) as file:
-        file.write(sealed_bytes(_with_paths(record, seen)))
+    write_whole(folder / FILE, sealed_bytes(_with_paths(record, seen)))
 
 
 def _with_paths(record: HeadRecord, change: Callable[[str], str]) -> HeadRecord:

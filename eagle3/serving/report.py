@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eagle3.storage.files import atomic_write
+from eagle3.storage.files import write_whole
 from eagle3.storage.records import write_sealed_json
 
 NONE = "-"
@@ -13,8 +13,7 @@ NONE = "-"
 def write_report(json_file: Path, numbers: Mapping[str, Any], page: Path, text: str) -> None:
     """Write the numbers and the page."""
     write_sealed_json(json_file, dict(numbers))
-    with atomic_write(page) as file:
-        file.write((text + "\n").encode())
+    write_whole(page, (text + "\n").encode())
 
 
 def number(value: float | None) -> str:

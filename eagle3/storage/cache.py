@@ -55,13 +55,8 @@ class CachedFolder:
                     return None
                 os.utime(file.fileno())
                 content = memoryview(bytearray(stop - start))
-                done = 0
-                while done < len(content):
-                    count = os.preadv(file.fileno(), [content[done:]], start + done)
-                    if not count:
-                        return None
-                    done += count
-                return content
+                file.seek(start)
+                return content if file.readinto(content) == len(content) else None
         except OSError:  # not there, a hole up to its end, or a disk that fails
             return None
 
@@ -72,13 +67,9 @@ class CachedFolder:
         try:
             if check:
                 self._make_room(len(content))
-            descriptor = os.open(self.path / name, os.O_WRONLY | os.O_CREAT, 0o600)
-            try:
-                done = 0
-                while done < len(content):
-                    done += os.pwrite(descriptor, content[done:], start + done)
-            finally:
-                os.close(descriptor)
+            with os.fdopen(os.open(self.path / name, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                file.seek(start)
+                file.write(content)
         except OSError as error:
             if not self._failed:
                 log.warning("data.cache_dir=%s: %s; what it cannot hold is fetched again", self.root, error.strerror)

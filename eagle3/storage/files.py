@@ -50,9 +50,13 @@ def with_filename(path: Path) -> Iterator[None]:
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     with atomic_write(path) as file:
-        file.write(json_text(value))
+        file.write(content)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_whole(path, json_text(value))
 
 
 def json_text(value: Any) -> bytes:

@@ -6,7 +6,6 @@ from urllib.parse import urlsplit
 
 from eagle3.errors import InputError, require_packages
 from eagle3.storage.files import LocalPendingFile, written_by_another
-from eagle3.storage.prefault import sha256_of
 
 WHATEVER = "*"  # replace any version
 SCHEMES = ("s3", "gs", "az")
@@ -152,7 +151,3 @@ def write_file(storage: Storage, name: str, content: bytes, *, instead_of: str |
         file.commit()
     finally:
         file.discard()
-
-
-def sha256_stored(storage: Storage, name: str) -> str:
-    return sha256_of(storage.read(name))

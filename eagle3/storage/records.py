@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from eagle3.errors import InputError
-from eagle3.storage.files import atomic_write, json_line, json_text, read_json
+from eagle3.storage.files import json_line, json_text, read_json, write_whole
 
 # The last key of a sealed JSON object is the sha256 of everything before it, in a file indented by 1 or in a line: any
 # flipped byte, cut or edit shows.
@@ -37,8 +37,7 @@ def unseal(content: bytes, *, source: str, remedy: str) -> bytes:
 
 
 def write_sealed_json(path: Path, value: dict[str, Any]) -> None:
-    with atomic_write(path) as file:
-        file.write(seal(json_text(value)))
+    write_whole(path, seal(json_text(value)))
 
 
 def read_sealed_json(path: Path, *, made_by: str) -> dict[str, Any]:

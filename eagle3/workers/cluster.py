@@ -96,17 +96,14 @@ def no_cluster(address: str | None, reason: str) -> str:
     return f"workers.address={address}: no Ray cluster answers there ({reason}); {remedy}"
 
 
-class Actor:
-    """A worker thread in a process on a node."""
+class Actor(WorkerThread):
+    """A worker in a process on a node."""
 
     def __init__(self, build: Build, worker: WorkerId, folder: str, log: Path) -> None:
         with suppress(OSError):  # where relative paths are from, if the nodes share a file system
             os.chdir(folder)
         log_to(log)
-        self.thread = WorkerThread(build, worker)
-
-    def exchange(self, items: Sequence[Keyed] | None) -> Report:
-        return self.thread.exchange(items)
+        super().__init__(build, worker)
 
 
 def log_to(path: Path) -> None:

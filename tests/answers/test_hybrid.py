@@ -1,32 +1,20 @@
 """Targets with recurrent layers are answered one at a time."""
 
 import logging
-from typing import Any
 
 import pytest
 import torch
 import transformers
 from fitted_head import make_target
 from hybrid_families import FAMILIES, SHAPE, hybrid_config
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from eagle3.answers.answerer import Sampling
-from eagle3.answers.generate import generate
 from eagle3.answers.huggingface import HuggingFaceAnswerer
-from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError
+from tests.answers.test_generate import GREEDY, answer
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11, 12, 13, 14, 15, 16, 17], [20, 21], [30, 31, 32, 33, 34, 35, 36]]
-
-
-def random_model(config: PreTrainedConfig) -> PreTrainedModel:
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config).eval()
-
-
-def answers(model: PreTrainedModel, prompts: list[list[int]], stop_ids: frozenset[int]) -> list[Answer]:
-    greedy: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "pad_id": 0}
-    return generate(model, prompts, seeds=[0] * len(prompts), max_new_tokens=12, stop_ids=stop_ids, **greedy)
 
 
 @torch.no_grad()
@@ -39,14 +27,15 @@ def without_cache(model: PreTrainedModel, prompt: list[int], count: int) -> list
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_to_several_prompts_are_those_without_a_cache(family: str) -> None:
-    model = random_model(hybrid_config(family))
+    model = make_target(hybrid_config(family)).model
     plain = [without_cache(model, prompt, 12) for prompt in PROMPTS]
     stop_ids = frozenset({plain[0][2], plain[1][6]})
-    together = answers(model, PROMPTS, stop_ids)
-    for prompt, ids, answer in zip(PROMPTS, plain, together, strict=True):
-        assert answer.token_ids == ids[: len(answer.token_ids)]
-        assert [answer] == answers(model, [prompt], stop_ids)
-    lengths = [len(answer.token_ids) for answer in together]
+    settings = {"max_new_tokens": 12, "stop_ids": stop_ids, **GREEDY}
+    together = answer(model, PROMPTS, **settings)
+    for prompt, ids, ours in zip(PROMPTS, plain, together, strict=True):
+        assert ours.token_ids == ids[: len(ours.token_ids)]
+        assert [ours] == answer(model, [prompt], **settings)
+    lengths = [len(ours.token_ids) for ours in together]
     assert lengths[0] <= 3 and lengths[1] <= 7 and len(set(lengths)) > 1
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from exported_head import tiny_chat
 from prompt_stage import messages_of
 
 import eagle3.answers.huggingface
 import eagle3.answers.store
 from eagle3.answers.answerer import Answering, Sampling
 from eagle3.answers.build import answer_prompts, import_answers, prompt_limit
-from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import NO_CONTENT, Dialogue
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.answers.imported import END_OF_TURN_INSIDE, NOT_THE_TEXT, TWO_ANSWERS, ImportedAnswers
@@ -41,7 +41,6 @@ QUICK = [
     "Explain `vfield` from `sympy.polys.fields`.",
     "Explain `to_dict` from `sympy.polys.polyclasses`.",
 ]
-# An earlier answer is shortened, as templates do that strip reasoning: the next prompt never continues the row.
 SHORTENING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{{ m.content[:3] if m.role == 'assistant' and not loop.last else m.content }}<|im_end|>\n{% endfor %}"
@@ -49,10 +48,10 @@ SHORTENING = (
 )
 
 
-def make_chat(target, template=None, **template_kwargs):
-    settings = {"template": template, "template_kwargs": template_kwargs, "date": "2026-01-01"}
-    settings["reasoning_parser"] = "auto"
-    return Chat(target.tokenizer, stop_ids=target.stop_ids, **settings)
+def shortening_chat(folder):
+    """An earlier answer is shortened, as templates do that strip reasoning: the next prompt never continues the row."""
+    (folder / "shortening.jinja").write_text(SHORTENING)
+    return tiny_chat(template=str(folder / "shortening.jinja"))
 
 
 def prompt(number, *questions):
@@ -174,8 +173,7 @@ def test_a_conversation_stays_one_row_while_each_prompt_continues_it(target, cha
 
 
 def test_a_prompt_that_rewrites_earlier_answers_begins_a_new_row(target, tmp_path):
-    (tmp_path / "shortening.jinja").write_text(SHORTENING)
-    chat = make_chat(target, str(tmp_path / "shortening.jinja"))
+    chat = shortening_chat(tmp_path)
     out_dir = write_prompts(tmp_path, [prompt(0, *QUICK[:2])])
     run(target, chat, out_dir, max_new_tokens=40, temperature=0.0)
     rows = rows_of(out_dir)
@@ -210,8 +208,7 @@ def test_a_cut_answer_ends_its_conversation_and_is_kept_or_dropped(target, chat,
 
 
 def test_a_file_torn_at_any_byte_is_mended(target, tmp_path):
-    (tmp_path / "shortening.jinja").write_text(SHORTENING)
-    chat = make_chat(target, str(tmp_path / "shortening.jinja"))
+    chat = shortening_chat(tmp_path)
     prompts = [prompt(0, QUICK[0]), prompt(1, *QUICK[:2]), prompt(2, *QUICK[1:])]
     out_dir = write_prompts(tmp_path, prompts)
     settings = {"temperature": 0.0, "max_new_tokens": 40}
@@ -398,16 +395,15 @@ def test_the_targets_own_answers_come_back_by_ids_as_they_were_and_by_text_with_
 
 
 def test_another_target_template_or_sampling_is_refused_by_name(target, out_dir, tmp_path):
-    chat = make_chat(target, enable_thinking=False)
+    chat = tiny_chat(template_kwargs={"enable_thinking": False})
     run(target, chat, out_dir)
     with pytest.raises(InputError, match=r"sampling\.temperature=0\.7 then, 0\.1 now.*another out_dir, or delete"):
         run(target, chat, out_dir, temperature=0.1)
-    (tmp_path / "shortening.jinja").write_text(SHORTENING)
     with pytest.raises(InputError, match="differ in template"):
-        run(target, make_chat(target, str(tmp_path / "shortening.jinja")), out_dir)
+        run(target, shortening_chat(tmp_path), out_dir)
     variables = r"chat\.template_kwargs\.enable_thinking=False then, unset now.*\.thinking=unset then, True now"
     with pytest.raises(InputError, match=variables):
-        run(target, make_chat(target, thinking=True), out_dir)
+        run(target, tiny_chat(template_kwargs={"thinking": True}), out_dir)
     write_prompts(out_dir, list(read_jsonl(out_dir / "prompts/prompts.jsonl"))[:5])
     with pytest.raises(InputError, match="prompts_sha256"):
         run(target, chat, out_dir)

@@ -4,7 +4,6 @@ import logging
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from feature_data import feature_data
 from stores import in_float32, open_store, random_sample
 
 from eagle3.data.datamodule import FeatureData
-from eagle3.data.mix import Mixture, Rules
+from eagle3.data.mix import Rules
 from eagle3.errors import InputError
 from eagle3.features.index import parse_index
 from eagle3.features.samples import IndexedShard, Samples
@@ -86,7 +85,7 @@ def mixed_shard(storage: LocalFolder, number: int, sources: list[str]) -> Indexe
 def test_rules_by_source_and_by_cut_answers(tmp_path: Path, listed: bool) -> None:
     storage = LocalFolder(tmp_path)
     shards = [mixed_shard(storage, 0, ["code", "maths"]), mixed_shard(storage, 1, ["maths", "wörter", "code"])]
-    samples = Samples.joined([Samples.of_shards(shards[:1]), Samples.of_shards(shards[1:])])
+    samples = Samples.of_shards(shards)
     if listed:
         samples = Samples.of([*samples])
     samples = samples.take(np.arange(len(samples))[::-1])
@@ -139,12 +138,3 @@ def test_weights_that_leave_nothing_are_named(store_path: Path) -> None:
     data = feature_data(str(store_path), weights=[0.001])
     with pytest.raises(InputError, match=r"data\.weights=\[0\.001\] leave no sample"):
         len(data.train_dataloader())
-
-
-def test_a_source_without_shards_takes_rules_and_one_weight(store_path: Path) -> None:
-    store = open_store(store_path)
-    source = SimpleNamespace(location="elsewhere", samples=Samples.of(list(store.samples)))
-    assert {shard.store for shard in source.samples.shards} == {str(store_path)}
-    mixture = Mixture([0.5], source.samples, source)  # type: ignore[arg-type]
-    assert len(mixture.epoch(0)) == 30
-    assert len(replace(NO_RULES, min_tokens=10).select(source.samples, "elsewhere")) < 60

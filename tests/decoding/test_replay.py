@@ -83,14 +83,6 @@ def test_a_replayed_setting_counts_what_decoding_with_it_counts(target, head, re
     assert 0 < rounds.accepted[0] < rounds.verifications
 
 
-@pytest.mark.shapes
-def test_a_head_with_one_norm_before_fc_is_replayed_as_it_is_decoded(target):
-    head = fitted_head(target, PROMPT, fc_norm=False, norm_before_fc=True)
-    rounds = replay(recorded(target, head), **SETTINGS[2])
-    assert rounds == decoded(target, head, **SETTINGS[2])
-    assert 0 < rounds.accepted[0] < rounds.verifications
-
-
 def test_a_window_is_replayed_as_it_is_decoded(target, head, recording):
     window = 6
     narrow = recorded(target, head, draft_window=window)
@@ -127,6 +119,7 @@ def test_sampled_answers_are_replayed_too(target, head):
             assert replay(recording, **setting) == decoded(target, head, **sampled, **setting, max_new_tokens=limit)
 
 
+@pytest.mark.shapes
 def test_the_shortest_answers_and_prompts_are_replayed(target, head):
     nothing = replay(recorded(target, head, max_new_tokens=1), steps=3, topk=2, draft_tokens=6)
     assert nothing == (0, [0, 0, 0], 0)

@@ -8,25 +8,18 @@ from hybrid_families import hybrid_config
 from eagle3.decoding.speculate import Speculator, plain_greedy
 from eagle3.decoding.verifier import verifier
 from eagle3.target.capture import Capture
+from tests.answers.test_generate import hugging_face_greedy
 from tests.target.test_capture import text_config
 
 WINDOWED = ("mistral", "gemma3_text", "gpt_oss", "phi3", "llama4_text")  # shorter than PROMPT
 RECURRENT = ("qwen3_next", "falcon_h1")
 
 
-def hugging_face_greedy(target, prompt, max_new_tokens):
-    ids = torch.tensor([prompt])
-    whole = target.model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=0
-    )
-    return whole[0, len(prompt) :].tolist()
-
-
 @pytest.mark.parametrize("family", ["llama", *WINDOWED, "deepseek_v3", "qwen3_moe", *RECURRENT])
 def test_greedy_tokens_equal_hugging_face_generate(family):
     """Targets with a recurrent state are read step by step; the same drafts are accepted."""
     target = make_target(hybrid_config(family) if family in RECURRENT else text_config(family, 5))
-    own = hugging_face_greedy(target, PROMPT, NEW_TOKENS)
+    own = hugging_face_greedy(target.model, PROMPT, NEW_TOKENS, pad_token_id=0)
     assert plain_greedy(target, PROMPT, NEW_TOKENS) == own
     speculator = Speculator(target, fitted_head(target, PROMPT), LAYERS)
     for shape in (CHAIN, TREE):

@@ -86,14 +86,6 @@ def test_a_draft_that_sglang_would_change_or_refuse_is_refused_here(wrong: dict[
         Draft(**CHAIN | wrong)
 
 
-def test_the_plain_target_gets_no_flag_of_speculation(tmp_path: Path) -> None:
-    extra = {"speculative-attention-mode": "decode", "attention-backend": "triton"}
-    settings = launch_settings(tmp_path, extra_flags=extra)
-    words = launch_command(settings, target="/models/mine", revision=None, draft=None)
-    assert not [word for word in words if "speculative" in word]
-    assert "--attention-backend" in words
-
-
 def test_extra_flags_override_ours_in_either_spelling(tmp_path: Path) -> None:
     extra = {"mem_fraction_static": 0.2, "--dtype": "bfloat16", "tp-size": None, "skip-server-warmup": True}
     extra |= {"cuda-graph-bs-decode": [1, 2], "json-model-override-args": {"a": 1}}

@@ -173,15 +173,6 @@ def test_a_server_of_ours_is_not_asked_through_the_users_proxy(monkeypatch: pyte
         assert ask_now(f"{url}/server_info")
 
 
-def test_a_server_that_dies_midway_is_noticed_and_explained(start: Start) -> None:
-    with start(fault="2") as server:  # the first answer is the one that shows it to be healthy
-        with pytest.raises(ServerFailed):
-            ask_now(f"{server.url}/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}})
-        assert "has ended (exit status 9)" in str(server.failure())
-        assert not server.alive()
-        assert list(server.follow()) == []
-
-
 def test_an_interpreter_that_is_not_there_is_one_line(start: Start) -> None:
     with pytest.raises(InputError, match=r"launch\.python=/no/python cannot be run"), start(python="/no/python"):
         pass

@@ -14,14 +14,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from eagle3.target.model import load_target
+from eagle3.target.model import Target
 
 PYTHON = os.environ.get("SGLANG_PYTHON")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(PYTHON is None, reason="SGLANG_PYTHON names no interpreter with SGLang 0.5.23 (see the file's top)")
-def test_the_hook_in_sglangs_own_llama_writes_hugging_faces_states(tiny_path: Path, tmp_path: Path) -> None:
+def test_the_hook_in_sglangs_own_llama_writes_hugging_faces_states(
+    target: Target, tiny_path: Path, tmp_path: Path
+) -> None:
     script = Path(__file__).parents[1] / "real_sglang.py"
     ran = subprocess.run(
         [str(PYTHON), str(script), str(tiny_path), str(tmp_path)], capture_output=True, text=True, check=False
@@ -30,10 +32,6 @@ def test_the_hook_in_sglangs_own_llama_writes_hugging_faces_states(tiny_path: Pa
     told = json.loads(ran.stdout.splitlines()[-1])
     [file] = tmp_path.glob("*.safetensors")
     captured = load_file(file)
-    target = load_target(
-        path=str(tiny_path), revision=None, dtype="float32", device="cpu", attention=None, trust_remote_code=False,
-        check_health=False,
-    )  # fmt: skip
     with torch.no_grad():
         output = target.model(input_ids=torch.tensor([told["input_ids"]]), output_hidden_states=True)
     expected = torch.cat([output.hidden_states[layer][0] for layer in told["layers"]], dim=-1)

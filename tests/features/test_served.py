@@ -14,6 +14,7 @@ from typing import Any
 import eagle3_capture
 import pytest
 import torch
+from exported_head import edit_json
 from omegaconf import OmegaConf
 from serving_fixtures import environment, launch_settings, sglang_site
 from stores import open_store
@@ -27,7 +28,6 @@ from eagle3.features.manifest import Manifest
 from eagle3.features.sample import scaled
 from eagle3.features.served import ServedExtractor, require_memory, spans_of
 from eagle3.settings.precomputing import CaptureSettings
-from eagle3.storage.files import read_json, write_json
 from eagle3.target.capture import default_capture_layers
 from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget, stored_target
@@ -153,8 +153,7 @@ def test_a_target_that_hugging_face_cannot_load_is_held_against_the_engine_alone
     tiny_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = shutil.copytree(tiny_path, tmp_path / "quantised")
-    with_weights = read_json(folder / "config.json", made_by="")
-    write_json(folder / "config.json", {**with_weights, "quantization_config": {"quant_method": "awq", "bits": 4}})
+    edit_json(folder / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
     options = {"path": str(folder), "revision": None, "trust_remote_code": False}
     settings = OmegaConf.create(
         {"target": {**options, "dtype": "auto", "device": "cpu", "attention": None, "check_health": False}}

@@ -1,6 +1,5 @@
 """The feature store: manifest, counts, target weights."""
 
-import json
 import random
 import re
 import shutil
@@ -8,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from exported_head import edit_json
 from stores import open_store, random_samples, shard_of, write_store
 
 from eagle3.errors import InputError
@@ -60,8 +60,7 @@ def test_a_folder_that_is_no_store_is_named_with_the_way_out(tmp_path: Path) -> 
 
 
 def test_a_store_of_another_format_is_refused(store_path: Path) -> None:
-    manifest = json.loads((store_path / "manifest.json").read_text())
-    (store_path / "manifest.json").write_text(json.dumps(manifest | {"format_version": 99}))
+    edit_json(store_path / "manifest.json", format_version=99)
     with pytest.raises(InputError, match="format_version=99"):
         open_store(store_path)
 

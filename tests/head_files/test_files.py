@@ -1,13 +1,12 @@
 """A head's folder: what is read of it, in every layout, and one clear line for what cannot be."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from exported_head import IDS, Editable, as_speculators, name_layers, replace_file
+from exported_head import IDS, Editable, as_speculators, edit_json, edit_tensors, name_layers, replace_file
 from heads import make_head
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -50,16 +49,11 @@ def file(name: str, content: bytes) -> Change:
 
 
 def config(**changes: object) -> Change:
-    return lambda head: write_json(head / "config.json", json.loads((head / "config.json").read_text()) | changes)
+    return lambda head: edit_json(head / "config.json", **changes)
 
 
 def tensors(change: Callable[[dict[str, Tensor]], object]) -> Change:
-    def changed(head: Path) -> None:
-        stored = load_file(head / "model.safetensors")
-        change(stored)
-        replace_file(stored, head / "model.safetensors")
-
-    return changed
+    return lambda head: edit_tensors(head / "model.safetensors", change)
 
 
 def d2t(ids: list[int]) -> Change:
@@ -165,18 +159,16 @@ def test_a_head_of_the_speculators_is_read_with_the_layers_that_vllm_captures_fo
 
 @pytest.mark.parametrize("twice", [True, False], ids=["in both places", "in eagle_config alone"])
 def test_layers_that_are_named_once_or_twice_are_read_the_same(twice: bool, head: Path) -> None:
-    stated = json.loads((head / "config.json").read_text())
-    name_layers(stated, [0, 3, 5], twice=twice)
-    write_json(head / "config.json", stated)
+    edited = Editable(head)
+    name_layers(edited.config, [0, 3, 5], twice=twice)
+    edited.save()
     files = read_files(head)
     assert files.stated_layers == files.served_layers(8) == files.trained_layers(8) == [1, 4, 6]
 
 
 def test_served_layers_are_those_that_sglang_captures(head: Path) -> None:
-    stated = json.loads((head / "config.json").read_text())
-    del stated[IDS]
-    write_json(head / "config.json", stated | {"eagle_config": {IDS: [8, 1, 5]}})
+    edit_json(head / "config.json", IDS, eagle_config={IDS: [8, 1, 5]})
     assert read_files(head).served_layers(12) == [2, 6, 9]
     for eagle_config in (None, {}, "none", {IDS: None}):
-        write_json(head / "config.json", stated | {"eagle_config": eagle_config})
+        edit_json(head / "config.json", eagle_config=eagle_config)
         assert read_files(head).served_layers(32) == [2, 16, 29]

@@ -1,13 +1,13 @@
 """The format of an exported head: what SGLang and transformers read of ours, what we read of other trainers' heads."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from heads import make_head
-from safetensors.torch import load_file, save_file
+from exported_head import edit_json, edit_tensors
+from heads import LLAMA3, SETTINGS, make_head
+from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from eagle3.errors import InputError
@@ -17,15 +17,7 @@ from eagle3.head_files.files import read_files
 from eagle3.head_files.format import exported_config, head_config, is_exported_head, load_head, save_head
 from eagle3.storage.files import write_json
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-DEFAULT = {"rope_type": "default", "rope_theta": 100.0}
+DEFAULT = SETTINGS["rope_parameters"]
 
 
 def assert_equal(head: DraftHead, expected: DraftHead) -> None:
@@ -42,17 +34,6 @@ def head() -> DraftHead:
 def saved(head: DraftHead, tmp_path: Path) -> Path:
     save_head(tmp_path / "head", head, [2, 4, 5], "float32")
     return tmp_path / "head"
-
-
-def change_config(folder: Path, *unset: str, **changes: object) -> None:
-    config = json.loads((folder / "config.json").read_text()) | changes
-    write_json(folder / "config.json", {key: value for key, value in config.items() if key not in unset})
-
-
-def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
 
 
 def test_files_are_in_the_notation_of_sglang(head: DraftHead, tmp_path: Path) -> None:
@@ -108,39 +89,38 @@ def test_heads_of_other_trainers_are_read(prefix: str, head: DraftHead, saved: P
                     tensors[name.replace(ours, other)] = tensors.pop(name)
         del tensors["t2d"]
 
-    change_tensors(saved, rename)
-    change_config(saved, "rope_parameters", "dtype", "fc_norm", use_aux_norm=True)
+    edit_tensors(saved / "model.safetensors", rename)
+    edit_json(saved / "config.json", "rope_parameters", "dtype", "fc_norm", use_aux_norm=True)
     assert_equal(load_head(saved).head, head)
 
 
 @pytest.mark.parametrize(("nested", "read"), [({}, True), ({"norm_before_fc": False}, False)], ids=["", "nested"])
 def test_norm_before_fc_is_read_where_sglang_reads_it(nested: dict, read: bool, tmp_path: Path) -> None:
     save_head(tmp_path, make_head(norm_before_fc=True).float(), [2, 4, 5], "float32")
-    config = json.loads((tmp_path / "config.json").read_text())
-    change_config(tmp_path, eagle_config=config["eagle_config"] | nested)
+    stated = read_files(tmp_path).eagle_config
+    edit_json(tmp_path / "config.json", eagle_config=stated | nested)
     assert head_config(read_files(tmp_path)).norm_before_fc is read
-    change_config(tmp_path, "norm_before_fc", eagle_config=config["eagle_config"] | {"norm_before_fc": True})
+    edit_json(tmp_path / "config.json", "norm_before_fc", eagle_config=stated | {"norm_before_fc": True})
     assert head_config(read_files(tmp_path)).norm_before_fc
 
 
 def test_without_d2t_the_draft_vocabulary_is_the_whole_one(saved: Path) -> None:
-    change_tensors(saved, lambda tensors: tensors.pop("d2t"))
-    change_config(saved, vocab_size=30)
+    edit_tensors(saved / "model.safetensors", lambda tensors: tensors.pop("d2t"))
+    edit_json(saved / "config.json", vocab_size=30)
     assert load_head(saved).head.draft_ids.tolist() == list(range(30))
 
 
 def test_weights_that_the_targets_dtype_cannot_hold_are_refused(saved: Path) -> None:
-    change_tensors(saved, lambda tensors: tensors["norm.weight"][:2].fill_(1e5))
+    edit_tensors(saved / "model.safetensors", lambda tensors: tensors["norm.weight"][:2].fill_(1e5))
     load_head(saved, dtype=torch.bfloat16)
     with pytest.raises(InputError, match=r"norm\.weight holds 2 values that are no finite numbers in torch\.float16"):
         load_head(saved, dtype=torch.float16)
 
 
 def test_what_a_config_leaves_out_is_what_servers_assume(head: DraftHead, saved: Path) -> None:
-    change_config(
-        saved, "rope_parameters", "rope_theta", "rope_scaling", "num_hidden_layers", "num_key_value_heads", "head_dim",
-        num_attention_heads=2,
-    )  # fmt: skip
+    rope = ("rope_parameters", "rope_theta", "rope_scaling")
+    sizes = ("num_hidden_layers", "num_key_value_heads", "head_dim")
+    edit_json(saved / "config.json", *rope, *sizes, num_attention_heads=2)
     config = head_config(read_files(saved))
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (2, 2, 8)
@@ -149,7 +129,7 @@ def test_what_a_config_leaves_out_is_what_servers_assume(head: DraftHead, saved:
 
 def test_only_an_exported_head_may_be_replaced_by_one(saved: Path, tmp_path: Path) -> None:
     assert is_exported_head(saved) and not is_exported_head(tmp_path)
-    change_config(saved, architectures=["LlamaForCausalLM"])
+    edit_json(saved / "config.json", architectures=["LlamaForCausalLM"])
     assert not is_exported_head(saved)
     (saved / "config.json").write_text("[")
     assert not is_exported_head(saved)

@@ -33,14 +33,6 @@ def as_file(content: dict[str, Any]) -> bytes:
     return seal(json.dumps(content, indent=1).encode() + b"\n")
 
 
-def test_a_flipped_byte_or_a_cut_anywhere_is_refused(record: HeadRecord, tmp_path: Path) -> None:
-    write_record(tmp_path, record)
-    whole = (tmp_path / "training.json").read_bytes()
-    for place in range(len(whole)):
-        assert refusal(tmp_path, whole[:place])
-        assert refusal(tmp_path, whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-
-
 def test_a_record_is_read_as_it_was_written(record: HeadRecord, tmp_path: Path) -> None:
     joined = replace(record, store=StoreRecord(path=["a", "b"], hash="h", val_fraction=0), accept_length=measured())
     for each in (record, joined, replace(record, simulated_accept_length={})):
@@ -74,10 +66,7 @@ def test_a_head_of_another_trainer_has_no_record(tmp_path: Path) -> None:
     [
         ({"ttt_steps": "7"}, "ttt_steps: Input should be a valid integer"),
         ({"ttt_steps": 7.5}, "ttt_steps=7.5: Input should be a valid integer"),
-        ({"ttt_steps": True}, "ttt_steps=True: Input should be a valid integer"),
         ({"capture_layers": [2, "4", 5]}, "capture_layers.1: Input should be a valid integer"),
-        ({"capture_layers": {"2": 4}}, "capture_layers: Input should be a valid array"),
-        ({"simulated_accept_length": {"three": 1.5}}, "simulated_accept_length.three: Input should be"),
         ({"simulated_accept_length": {"3": "1.5"}}, "simulated_accept_length.3: Input should be a valid number"),
         ({"store": {"path": 3, "hash": "h", "val_fraction": 0.5}}, "store.path=3: Input should be a valid string"),
         ({"store": {"path": "p", "hash": "h"}}, "store.val_fraction is missing"),
@@ -87,7 +76,6 @@ def test_a_head_of_another_trainer_has_no_record(tmp_path: Path) -> None:
             "target.weights_hash=None: Input should be a valid string",
         ),
         ({"epochs": 3}, "epochs is unknown"),
-        ({"accept_length": {}}, "accept_length.accept_length is missing"),
         ({"format_version": 3, "epochs": 3}, "format_version=3, this code reads 4"),
         *(({key: MISSING}, f"{key} is missing") for key in ("format_version", "head_config", "accept_length")),
     ],

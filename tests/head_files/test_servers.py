@@ -1,15 +1,13 @@
 """Which servers can serve a head, in each layout and with each option, and what the check says of it."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from exported_head import LAYERS, Editable, as_speculators, name_layers
+from exported_head import IDS, LAYERS, Editable, as_speculators, edit_json, edit_tensors
 from heads import make_head
-from safetensors.torch import load_file, save_file
 from two_layer_head import TwoLayers
 
 from eagle3.head_files.files import read_files
@@ -29,12 +27,6 @@ def save(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path
 
     return save
-
-
-def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    edit(config)
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 def unable(folder: Path) -> dict[str, str]:
@@ -69,17 +61,13 @@ def test_sglang_does_not_read_the_layout_of_the_speculators(save: Callable[..., 
     folder = save(layout="speculators")
     assert unable(folder).keys() == {SGLANG}
     assert summary(read_files(folder)).startswith("vLLM and llama.cpp can serve this head; SGLang cannot: it does not")
-
-
-def test_vllm_does_not_recognise_the_speculators_layout_with_a_model_type(save: Callable[..., Path]) -> None:
-    folder = save(layout="speculators")
-    change(folder, lambda config: config.update(model_type="speculator_model"))
+    edit_json(folder / "config.json", model_type="speculator_model")
     assert "remove that key" in unable(folder)[VLLM]
 
 
 def test_layers_that_are_named_in_eagle_config_alone_are_right_in_sglang_alone(save: Callable[..., Path]) -> None:
     folder = save()
-    change(folder, lambda config: name_layers(config, [1, 3, 4], twice=False))
+    edit_json(folder / "config.json", IDS)
     found = unable(folder)
     assert found.keys() == {VLLM, LLAMA_CPP}
     assert "takes [1, 3, 4] for inputs of layers, one too low" in found[VLLM] and "to [2, 4, 5])" in found[VLLM]
@@ -87,18 +75,17 @@ def test_layers_that_are_named_in_eagle_config_alone_are_right_in_sglang_alone(s
 
 def test_vllm_stops_at_a_map_of_the_whole_vocabulary(save: Callable[..., Path]) -> None:
     folder = save(draft_vocab_size=50)
-    tensors = load_file(folder / "model.safetensors")
-    save_file(tensors | {"d2t": torch.zeros(50, dtype=torch.int64)}, folder / "model.safetensors")
+    edit_tensors(folder / "model.safetensors", lambda tensors: tensors.update(d2t=torch.zeros(50, dtype=torch.int64)))
     assert "it stops at a d2t of the whole vocabulary" in unable(folder)[VLLM]
 
 
 def test_a_kind_of_your_own_is_known_to_neither_vllm_nor_llama_cpp(save: Callable[..., Path]) -> None:
     folder = save()
-    change(folder, lambda config: config.update(architectures=[TwoLayers.architecture]))
+    edit_json(folder / "config.json", architectures=[TwoLayers.architecture])
     assert unable(folder) == dict.fromkeys((VLLM, LLAMA_CPP), "it does not know heads of kind two_layer")
 
 
 def test_a_head_that_nobody_can_serve_is_said_to_be_one(save: Callable[..., Path]) -> None:
     folder = save(layout="speculators", fc_norm=True)
-    change(folder, lambda config: config.update(model_type="speculator_model"))
+    edit_json(folder / "config.json", model_type="speculator_model")
     assert summary(read_files(folder)).startswith("none of SGLang, vLLM, llama.cpp can serve this head; SGLang cannot")

@@ -10,7 +10,6 @@ from fitted_head import LAYERS, PROMPT, fitted_head
 from serving_fixtures import Command
 from stores import ASSETS
 
-from eagle3.answers.chat import Chat
 from eagle3.head_files.format import save_head
 from eagle3.serving.head.export import TrainedHead, export_head
 from eagle3.target.files import TargetFiles, read_target_files
@@ -20,12 +19,6 @@ from eagle3.target.model import Target
 @pytest.fixture(scope="session")
 def target_files() -> TargetFiles:
     return read_target_files(path=str(ASSETS / "tiny"), revision=None, trust_remote_code=False)
-
-
-@pytest.fixture(scope="session")
-def chat(target: Target) -> Chat:
-    own = {"template": None, "template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": "auto"}
-    return Chat(target.tokenizer, stop_ids=target.stop_ids, **own)
 
 
 @pytest.fixture(scope="session")

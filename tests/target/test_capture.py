@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 import transformers
+from exported_head import edit_json
 from fitted_head import make_target
 from hybrid_families import FAMILIES as HYBRID
 from hybrid_families import SHAPE as HYBRID_SHAPE
@@ -17,7 +18,7 @@ from eagle3.errors import InputError
 from eagle3.target.capture import Capture, check_capture_layers, default_capture_layers, logit_transform_of
 from eagle3.target.facts import LogitTransform
 from eagle3.target.model import load_target
-from tests.target.test_model import OPTIONS, TINY, edit_json
+from tests.target.test_model import OPTIONS, TINY
 
 # Large initial weights, so that each layer changes what it reads by far more than the tolerance.
 SHAPE = {**HYBRID_SHAPE, "vocab_size": 4096, "max_position_embeddings": 128}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from exported_head import edit_json
 from transformers import AutoTokenizer
 
 from eagle3.errors import InputError
@@ -16,11 +17,7 @@ def read(path: Path | str) -> object:
 
 
 def set_config(**changes: object) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | changes))
-
-    return edit
+    return lambda folder: edit_json(folder / "config.json", **changes)
 
 
 def put(name: str, text: str = "{}") -> Callable[[Path], object]:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 import transformers
+from exported_head import edit_json
 from safetensors.torch import load_file, save_file
 from scripts import composed
 from stores import ASSETS, CONF
@@ -29,10 +30,6 @@ def tiny_copy(tmp_path):
 
 def identity(path, **changes):
     return load_target(path=str(path), **{**OPTIONS, **changes}).identity
-
-
-def edit_json(path, **changes):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def test_identity_does_not_depend_on_folder_dtype_or_who_saved_it(tiny_copy):

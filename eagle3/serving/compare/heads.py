@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from eagle3.decoding.speculate import require_topk
 from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3
 from eagle3.head.registry import kind_of_architecture
@@ -73,8 +74,4 @@ def _require_sizes(files: HeadFiles, target: TargetFiles, settings: CompareSetti
             )
     files.served_layers(facts.num_layers)
     topk = max(shape.topk for shape in settings.drafts())
-    if topk > config.draft_vocab_size:
-        raise InputError(
-            f"compare.shapes: topk={topk}, and {files.path} can draft no more than its {config.draft_vocab_size} "
-            f"tokens; lower topk"
-        )
+    require_topk(topk, config.draft_vocab_size, setting="compare.shapes: topk", head=str(files.path))

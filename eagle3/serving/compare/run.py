@@ -11,9 +11,9 @@ import numpy as np
 
 from eagle3 import markdown
 from eagle3.decoding.paired import CONFIDENCE, Estimate, accept_length, difference
-from eagle3.decoding.speculate import Speculator
+from eagle3.decoding.replay import Answered
+from eagle3.decoding.speculate import Speculator, nothing_verified
 from eagle3.draft_shape import Shape
-from eagle3.errors import InputError
 from eagle3.head_files.files import read_without_weights
 from eagle3.head_files.format import load_head
 from eagle3.serving.check.prompts import PromptSet
@@ -49,6 +49,7 @@ def compare(
     start = time.perf_counter()
     answers = answers_at(target, prompts.prompts, settings, max_new_tokens=max_new_tokens, seed=seed)
     seconds_of_answers = time.perf_counter() - start
+    require_verified(answers)
     measured: dict[str, dict[Way, Measured]] = {}
     seconds: dict[str, float] = {}
     for name in paths:
@@ -56,7 +57,6 @@ def compare(
         speculator = Speculator(target, loaded.head, loaded.capture_layers)
         measured[name] = measure_head(speculator, answers, settings, name)
         seconds[name] = time.perf_counter() - start
-    require_verified(measured)
     found = rows(measured, prompts.sources)
     conditions = {
         "target": target.path,
@@ -119,15 +119,10 @@ def _at(found: Measured, positions: str) -> Measured:
     return found if positions == ALL else found.by_position[positions]
 
 
-def require_verified(measured: Mapping[str, Mapping[Way, Measured]]) -> None:
-    """Raise InputError where no answer was longer than the token that prefill gives."""
-    for ways in measured.values():
-        for found in ways.values():
-            if not found.gains.verifications.any():
-                raise InputError(
-                    f"prompts.path: none of {len(found.gains.verifications)} answers was longer than one token, so no "
-                    f"draft was verified; take other prompts or raise max_new_tokens"
-                )
+def require_verified(answers: Mapping[float, Sequence[Answered]]) -> None:
+    """Raise InputError where at some temperature no answer is longer than the token that prefill gives."""
+    if any(all(len(each.answer) < 2 for each in answered) for answered in answers.values()):
+        raise nothing_verified(max(map(len, answers.values())))
 
 
 def _chosen(sources: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:

@@ -18,7 +18,7 @@ from eagle3.head_files.record import HeadRecord
 from eagle3.head_files.servers import LLAMA_CPP, SGLANG, VLLM, obstacles, summary
 from eagle3.markdown import table
 from eagle3.serving.report import with_error
-from eagle3.storage.files import atomic_write
+from eagle3.storage.files import write_whole
 from eagle3.storage.records import read_sealed_json
 from eagle3.target.identity import is_hub_id
 from eagle3.training.loggers import searchable
@@ -43,8 +43,8 @@ class TrainingData:
 def write_card(files: HeadFiles, settings: dict[str, Any], draft: Draft) -> None:
     """Write the card of an exported head; `settings` are those of its training, `draft` how it is best served."""
     assert files.record is not None  # an export writes one
-    with atomic_write(files.path / FILE) as file:
-        file.write(model_card(files, settings, draft, training_data(files.record.store.path)).encode())
+    card = model_card(files, settings, draft, training_data(files.record.store.path))
+    write_whole(files.path / FILE, card.encode())
 
 
 def training_data(stores: str | list[str]) -> TrainingData | None:

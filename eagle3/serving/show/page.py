@@ -14,7 +14,7 @@ from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.report import with_error
 from eagle3.serving.show.trace import Trace, rows, shown_answer, shown_rounds, traced, visible
-from eagle3.storage.files import atomic_write
+from eagle3.storage.files import write_whole
 
 
 def show(measurer: Measurer, head: Path, out: str, *, origin: dict[str, Any]) -> None:
@@ -26,8 +26,7 @@ def show(measurer: Measurer, head: Path, out: str, *, origin: dict[str, Any]) ->
     prompts = measurer.prompts(None)
     traces = traced(Speculator(measurer.target, loaded.head, loaded.capture_layers), prompts, measurer.decoding)
     facts = page_facts(measurer, head, prompts, traces, origin)
-    with atomic_write(Path(out)) as file:
-        file.write(page(measurer.target.tokenizer, traces, facts).encode())
+    write_whole(Path(out), page(measurer.target.tokenizer, traces, facts).encode())
     print(f"{out}: accept length {facts['accept length']}")
 
 

@@ -11,7 +11,7 @@ import torch
 
 from eagle3.decoding.paired import Gains, accept_length
 from eagle3.decoding.replay import Recording, answer_all, record
-from eagle3.decoding.speculate import Speculator
+from eagle3.decoding.speculate import Speculator, nothing_verified, require_topk
 from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3
@@ -48,8 +48,7 @@ def all_settings(
     *, steps: Sequence[int], topk: Sequence[int], draft_tokens: Sequence[int], draft_vocab_size: int
 ) -> list[Shape]:
     """Return chains of `steps`, and the trees of these sizes that can hold a path of `steps` and can be filled."""
-    if max(topk) > draft_vocab_size:
-        raise InputError(f"tune.topk={[*topk]}: the head can draft no more than its {draft_vocab_size} tokens")
+    require_topk(max(topk), draft_vocab_size, setting="tune.topk")
     found = {
         Shape(depth, width, tokens)
         for depth in steps
@@ -113,10 +112,7 @@ def replayed_gains(recording: Recording, settings: Iterable[Shape]) -> dict[Shap
     for setting in settings:
         answers = [answer for answer in recording.replay_each(**setting._asdict()) if answer.verifications]
         if not answers:
-            raise InputError(
-                "prompts.path: no answer was longer than one token, so no draft was verified; take other prompts "
-                "or raise max_new_tokens"
-            )
+            raise nothing_verified(len(recording.places[setting.topk]))
         accepted, verifications = zip(*((sum(each.gained), each.verifications) for each in answers), strict=True)
         length = accept_length(Gains(np.array(accepted, float), np.array(verifications, float)))
         per_verification = sum(each.tokens for each in answers) / sum(verifications)

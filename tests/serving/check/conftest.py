@@ -1,21 +1,14 @@
-"""Facts of the tiny target, and a measurer of heads for it."""
+"""A measurer of heads for the tiny target."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from exported_head import tiny_facts
 
 from eagle3.answers.chat import Chat
-from eagle3.head_files.finding import TargetFacts
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.settings.serving import Decoding
 from eagle3.target.model import Target
-
-
-@pytest.fixture(scope="package")
-def facts(target: Target) -> TargetFacts:
-    return tiny_facts(target)
 
 
 @pytest.fixture(scope="package")

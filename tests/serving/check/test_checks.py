@@ -1,6 +1,5 @@
 """The checks of an exported head: a sound one passes, every planted fault is found and explained with its remedy."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,16 @@ import torch
 from exported_head import (
     FINGERPRINT,
     IDS,
+    Change,
     Editable,
+    added,
     as_specforge,
     as_speculators,
     errors,
     in_another_order,
     name_layers,
     random_head,
+    setting,
 )
 
 from eagle3.head_files.files import read_files
@@ -25,8 +27,6 @@ from eagle3.serving.check.checks import run_checks
 from eagle3.serving.head.export import export_head
 from eagle3.target.facts import target_config
 from eagle3.target.model import Target
-
-Spoil = Callable[[Editable], object]
 
 
 @pytest.fixture
@@ -134,19 +134,15 @@ def absolute_ids(head: Editable) -> None:
     head.tensors["d2t"] = head.tensors["d2t"] + torch.arange(64)
 
 
-def offset(position: int, value: int) -> Spoil:
+def offset(position: int, value: int) -> Change:
     return lambda head: head.tensors["d2t"].__setitem__(position, value)
 
 
-def rename(old: str, new: str) -> Spoil:
+def rename(old: str, new: str) -> Change:
     return lambda head: head.tensors.update({new: head.tensors.pop(old)})
 
 
-def added(name: str, *shape: int) -> Spoil:
-    return lambda head: head.tensors.update({name: torch.ones(shape, dtype=torch.bfloat16)})
-
-
-def without(name: str) -> Spoil:
+def without(name: str) -> Change:
     return lambda head: head.tensors.pop(name)
 
 
@@ -154,20 +150,16 @@ def in_float32(head: Editable) -> None:
     head.tensors["fc.weight"] = head.tensors["fc.weight"].float()
 
 
-def setting(**values: object) -> Spoil:
-    return lambda head: head.config.update(values)
-
-
-def unset(*keys: str) -> Spoil:
+def unset(*keys: str) -> Change:
     return lambda head: [head.config.pop(key) for key in keys]
 
 
-def layer_ids(ids: Any) -> Spoil:
+def layer_ids(ids: Any) -> Change:
     """Ids in both places where they can be, as an export has them."""
     return lambda head: name_layers(head.config, ids, twice=isinstance(ids, list))
 
 
-def recorded_layers(layers: list[int], spoil: Spoil) -> Spoil:
+def recorded_layers(layers: list[int], spoil: Change) -> Change:
     def spoilt(head: Editable) -> None:
         assert head.training is not None
         head.training["capture_layers"] = layers
@@ -176,7 +168,7 @@ def recorded_layers(layers: list[int], spoil: Spoil) -> Spoil:
     return spoilt
 
 
-def foreign(*spoils: Spoil) -> Spoil:
+def foreign(*spoils: Change) -> Change:
     """Of another trainer: nothing tells what was trained."""
 
     def spoil(head: Editable) -> None:
@@ -187,7 +179,7 @@ def foreign(*spoils: Spoil) -> Spoil:
     return spoil
 
 
-def at_top_level(ids: list[int]) -> Spoil:
+def at_top_level(ids: list[int]) -> Change:
     def spoil(head: Editable) -> None:
         del head.config["eagle_config"]
         head.config[IDS] = ids
@@ -199,7 +191,7 @@ def trained_embeddings(head: Editable) -> None:
     head.tensors["embed_tokens.weight"] = torch.ones(4096, 192, dtype=torch.bfloat16)
 
 
-def of_verifier(name: str) -> Spoil:
+def of_verifier(name: str) -> Change:
     return foreign(setting(speculators_config={"verifier": {"name_or_path": name}}))
 
 
@@ -207,7 +199,7 @@ LAYER_KEY, TOP = f"eagle_config.{IDS}", f"{IDS} at the top level"
 ROPE = {"rope_type": "default", "rope_theta": 5e5}
 AGAIN = "get the trainer's files again, or export again"
 # What is planted, the check that finds it, at which level, what it says, and the way out that it names.
-FAULTS: list[tuple[Spoil, str, str, str, str]] = [
+FAULTS: list[tuple[Change, str, str, str, str]] = [
     (rename("norm.weight", "decoder.norm.weight"), "tensors", "error", "norm.weight is missing: SGLang would", AGAIN),
     (
         rename("norm.weight", "decoder.norm.weight"), "tensors", "error",
@@ -309,7 +301,7 @@ FAULTS: list[tuple[Spoil, str, str, str, str]] = [
     ("spoil", "check", "level", "problem", "way_out"), FAULTS, ids=[f"{fault[1]}: {fault[3]}" for fault in FAULTS]
 )
 def test_a_planted_fault_is_found_and_explained(
-    spoil: Spoil, check: str, level: str, problem: str, way_out: str, exported: Editable, facts: TargetFacts
+    spoil: Change, check: str, level: str, problem: str, way_out: str, exported: Editable, facts: TargetFacts
 ) -> None:
     spoil(exported)
     found = [(item.check, item.level, item.message) for item in findings_of(exported, facts)]

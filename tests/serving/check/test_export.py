@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from exported_head import FINGERPRINT, Editable, errors, random_head, with_record
+from heads import LLAMA3
 from stores import open_store
 
 from eagle3.errors import InputError
@@ -18,14 +19,6 @@ from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.checks import check_export, check_head, check_reload, excused, in_dtype, probe_logits
 from eagle3.serving.head.export import TrainedHead, export_head
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 OPTIONS = {
     "plain": {},
     "fc_norm and norm_output": {"fc_norm": True, "norm_output": True},

@@ -132,7 +132,7 @@ def test_the_same_head_twice_is_refused(folders):
             {"architectures": [TwoLayers.architecture]},
             "worse is of kind two_layer, .* replays only eagle3 heads; decode",
         ),
-        ({"draft_vocab_size": 2}, "topk=3, and .*worse can draft no more than its 2 tokens; lower topk"),
+        ({"draft_vocab_size": 2}, "topk=3: .*worse can draft no more than its 2 tokens; lower topk"),
         ({"eagle_config": {IDS: [1, 2, 70]}, IDS: [2, 3, 71]}, "worse: layer ids"),
         ({IDS: [1, 3, 4]}, "worse: .* name different layers"),
     ],

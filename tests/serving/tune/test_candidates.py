@@ -17,7 +17,7 @@ def test_settings_are_chains_of_every_length_and_trees_that_can_be_filled() -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"topk": [10]}, r"tune\.topk=\[10\]: the head can draft no more than its 9 tokens"),
+        ({"topk": [10]}, r"tune\.topk=10: the head can draft no more than its 9 tokens"),
         ({"topk": [2], "draft_tokens": [3]}, r"holds no tree: it has from steps \+ 1"),
     ],
 )
@@ -37,7 +37,7 @@ def test_replayed_gains_are_sums_over_answers_with_an_error_over_prompts() -> No
     assert gain.standard_error == pytest.approx(1.0)  # the accept lengths without one or the other: 1 and 3
     [alone] = replayed_gains(Recording({1: [right.int()]}), [chain]).values()
     assert (alone.accept_length, alone.tokens, alone.standard_error) == (3.0, 3.0, None)
-    with pytest.raises(InputError, match=r"no answer was longer than one token"):
+    with pytest.raises(InputError, match="none of 1 answers was longer than one token"):
         replayed_gains(Recording({1: [right.int()[:0]]}), [chain])
 
 
