@@ -5,7 +5,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from stores import CONF
@@ -97,11 +96,6 @@ class Prepare:
 
     def outputs(self) -> dict[str, bytes]:
         return {name: (self.folder / name).read_bytes() for name in OUTPUTS}
-
-
-@pytest.fixture
-def prepare(tmp_path: Path) -> Prepare:
-    return Prepare(tmp_path)
 
 
 def reasons(prepare: Prepare) -> list[str]:

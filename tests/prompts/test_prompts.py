@@ -6,13 +6,10 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prompt_stage import chat, messages_of, prepare, reasons, users, write
+from prompt_stage import chat, messages_of, reasons, users, write
 
 from eagle3.errors import InputError
 from eagle3.prompts import Refused, plain_source, read_prompts
-
-__all__ = ["prepare"]  # the fixture
-
 
 # Conversations
 

@@ -11,15 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
-from prompt_stage import Prepare, chat, prepare, reasons, some_rows, texts, write
+from prompt_stage import Prepare, chat, reasons, some_rows, texts, write
 from stores import CONF, ROOT
 
 from eagle3.errors import InputError
 from eagle3.prompts import chunks, scan
 from eagle3.prompts.reading.formats import cut
-
-__all__ = ["prepare"]
-
 
 # Processes
 

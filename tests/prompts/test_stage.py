@@ -5,13 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from prompt_stage import OUTPUTS, chat, default_settings, prepare, reasons, users, write
+from prompt_stage import OUTPUTS, chat, default_settings, reasons, users, write
 
 from eagle3.errors import InputError
 from eagle3.prompts.report import write_report
 from eagle3.storage.files import sha256_file, write_json
-
-__all__ = ["prepare"]  # the fixture
 
 
 def test_the_same_input_gives_the_same_bytes(prepare, tmp_path):

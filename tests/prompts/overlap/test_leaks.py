@@ -6,14 +6,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prompt_stage import Prepare, chat, prepare, reasons, write
+from prompt_stage import Prepare, chat, reasons, write
 
 from eagle3.errors import InputError
 from eagle3.prompts.overlap.leaks import Benchmark, LeakCheck
 from eagle3.prompts.overlap.words import words
 from eagle3.prompts.reading.prompt import Prompt
-
-__all__ = ["prepare"]
 
 
 def spell(first: int, last: int) -> str:

@@ -17,14 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from object_stores import running_store
-from prompt_stage import Prepare, chat, prepare, some_rows, texts, write
+from prompt_stage import Prepare, chat, some_rows, texts, write
 from stores import ROOT
 
 from eagle3.errors import InputError
 from eagle3.prompts.reading.formats import BLANK, chunk_rows, cut
-
-__all__ = ["prepare"]
-
 
 # Chunks
 
