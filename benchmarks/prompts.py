@@ -26,14 +26,13 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from result import write_result
+from result import ROOT, write_result
 
 from eagle3.prompts import Prompt, plain_source, read_prompts
 from eagle3.prompts.rules import GROUPS, Rules
 from eagle3.prompts.stage import prepare_prompts
 from eagle3.settings.prompts import StageSettings
 
-ROOT = Path(__file__).parent.parent
 BUNDLED = ROOT / "tests" / "assets" / "prompts"
 NEAR_COPIES = 0.1  # of the generated rows
 REMEMBERED = 1000  # earlier rows that a near copy is made from
