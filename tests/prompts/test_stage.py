@@ -168,20 +168,10 @@ def test_the_report_is_made_from_the_ledger_alone_which_accounts_for_every_row(p
     assert "**NOT detected: LOCATION, ORGANIZATION, PERSON, STREET_ADDRESS; detected only in part" in report
 
 
-# Prompts that are answered
-
-
-def answer(prepare) -> None:
-    """As the answers stage leaves its folder."""
-    write_json(
-        prepare.out_dir / "answers" / "manifest.json",
-        {"complete": True, "prompts_sha256": sha256_file(prepare.folder / "prompts.jsonl")},
-    )
-
-
 def test_answered_prompts_are_not_replaced_by_others(prepare, tmp_path):
     prepare([chat("a"), chat("b"), chat("c", license="ISC")])
-    answer(prepare)
+    manifest = {"complete": True, "prompts_sha256": sha256_file(prepare.folder / "prompts.jsonl")}
+    write_json(prepare.out_dir / "answers" / "manifest.json", manifest)
     before, path = prepare.outputs(), str(tmp_path / "chats.jsonl")
     other = str(write(tmp_path / "other.jsonl", [chat("d")]))
     way_out = r"another out_dir, .*'stages=\[answers,features\]'.*delete .*answers to generate answers again.*are lost"
@@ -189,10 +179,4 @@ def test_answered_prompts_are_not_replaced_by_others(prepare, tmp_path):
         with pytest.raises(InputError, match=f"are to other prompts than these would be.*{way_out}"):
             prepare(**config)
         assert prepare.outputs() == before
-
-
-def test_answered_prompts_may_be_made_again_when_they_come_out_the_same(prepare, tmp_path):
-    prepare([chat("a")])
-    answer(prepare)
-    ledger = prepare([chat("a")], limit=5)
-    assert ledger["inputs"]["limit"] == 5
+    assert prepare(path=path, limit=5)["inputs"]["limit"] == 5  # the same prompts
