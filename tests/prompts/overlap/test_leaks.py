@@ -74,7 +74,8 @@ def test_every_file_shape_of_a_source_can_be_a_benchmark(prepare: Prepare, tmp_p
 
 
 def test_rows_of_a_benchmark_that_cannot_be_read_are_counted_and_said(prepare: Prepare, tmp_path: Path, caplog) -> None:
-    path = write(tmp_path / "one.jsonl", [{"prompt": "a"}, {"messages": [{"role": "narrator", "content": "b"}]}, "{"])
+    unread = [{"messages": [{"role": "narrator", "content": "b"}]}, "{"]
+    path = write(tmp_path / "one.jsonl", [{"prompt": "a"}, "", *unread])  # a blank line is no row
     ledger = prepare([chat("c")], decontamination={"benchmarks": [str(path)]})
     assert ledger["leaks"]["one"]["unread"] == 2
     assert "2 of 3 rows cannot be read as prompts (unknown role: 1, not a JSON object: 1)" in caplog.text
