@@ -17,18 +17,10 @@ from eagle3.head.build import StartHead, build_head, initialise
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import extended
 
+SIZES = ("num_heads", "num_kv_heads", "head_dim", "intermediate_size")
 SETTINGS: dict[str, Any] = {
-    "kind": "eagle3",
-    "draft_vocab_size": DRAFT_VOCAB,
-    "default_draft_vocab_size": 8,
-    "lm_head_from_target": True,
-    "rope_parameters": None,
-    "num_heads": None,
-    "num_kv_heads": None,
-    "head_dim": None,
-    "intermediate_size": None,
-    "fc_norm": False,
-    "norm_output": False,
+    **{"draft_vocab_size": DRAFT_VOCAB, "default_draft_vocab_size": 8, "fc_norm": False, "norm_output": False},
+    **dict.fromkeys(("rope_parameters", *SIZES)),  # None, as in conf/model/eagle3.yaml
 }
 
 
