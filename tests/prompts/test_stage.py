@@ -12,18 +12,6 @@ from eagle3.prompts.report import write_report
 from eagle3.storage.files import sha256_file, write_json
 
 
-def test_the_same_input_gives_the_same_bytes(prepare, tmp_path):
-    rows = [chat(f"question {i}", "x", source=f"s{i % 3}") for i in range(50)] + ["broken"]
-    first = prepare(rows)
-    before = prepare.outputs()
-    for name in OUTPUTS:
-        (prepare.folder / name).unlink()
-    assert prepare(path=str(tmp_path / "chats.jsonl")) == first
-    assert prepare.outputs() == before
-    assert sorted(file.name for file in prepare.folder.iterdir()) == sorted(OUTPUTS)
-    assert first["sha256"] == sha256_file(prepare.folder / "prompts.jsonl")
-
-
 def test_prompts_are_made_again_only_when_something_changed(prepare, tmp_path, caplog):
     caplog.set_level("INFO")
 
