@@ -11,6 +11,7 @@ import asyncio
 import json
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from result import write_result
+from result import ROOT, write_result
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from eagle3 import cli
@@ -38,7 +39,6 @@ from eagle3.target.stored import StoredTarget, stored_target
 from eagle3.workers.meter import ProgressBuffer
 from eagle3.workers.task import take_from
 
-ROOT = Path(__file__).resolve().parents[1]
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 256
 LAYERS = [2, 16, 29]
 
@@ -165,14 +165,9 @@ def features(target: StoredTarget, launch: LaunchSettings, work: Path, count: in
         offline(server.url, prompts[:64], one)
         [*extractor(iter(conversations[:64]))]
         for _ in range(2):
-            rates["captured"].append(tokens / timed(lambda: drain(extractor(iter(conversations)))))
+            rates["captured"].append(tokens / timed(lambda: deque(extractor(iter(conversations)), maxlen=0)))
             rates["prefill"].append(tokens / offline(server.url, prompts, one))
     return summary(rates, "captured", "prefill", conversations=count)
-
-
-def drain(samples: Any) -> None:
-    for _ in samples:
-        pass
 
 
 def summary(rates: dict[str, list[float]], ours: str, other: str, **facts: Any) -> dict[str, Any]:

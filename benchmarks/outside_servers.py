@@ -25,15 +25,15 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import torch
-from quickstart import HELD_OUT, ROOT, TARGET, held_out_prompts
-from result import write_result
+from quickstart import HELD_OUT, IN_FLOAT32, TARGET
+from result import ROOT, write_result
 
-from eagle3 import cli
 from eagle3.decoding.speculate import Round, Speculator, plain_greedy
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import LoadedHead, load_head, save_head
 from eagle3.head_files.servers import LLAMA_CPP, VLLM, obstacles
-from eagle3.target.model import Target, load_target
+from eagle3.notebook import open_target, read_prompts
+from eagle3.target.model import Target
 
 OUTSIDE = ROOT / "build" / "outside"
 MAX_DIFFERENCE = 0.01
@@ -86,14 +86,10 @@ def main() -> None:
 
 
 def workload(options: argparse.Namespace) -> Workload:
-    cli.quiet_libraries()
     torch.set_num_threads(1)
-    target = load_target(
-        path=str(options.target), revision=None, dtype="float32", device="cpu", attention=None, trust_remote_code=False,
-        check_health=True,
-    )  # fmt: skip
-    prompts = held_out_prompts(target, options.limit, options.prompts)
-    return Workload(target, prompts, [plain_greedy(target, each, options.max_new_tokens) for each in prompts], options)
+    target, longest = open_target(str(options.target), *IN_FLOAT32), options.max_new_tokens
+    prompts = read_prompts(target, options.prompts, limit=options.limit, max_new_tokens=longest).prompts
+    return Workload(target, prompts, [plain_greedy(target, each, longest) for each in prompts], options)
 
 
 def compared(work: Workload) -> Iterator[dict[str, Any]]:

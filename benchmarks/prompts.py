@@ -26,14 +26,14 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from result import write_result
+from result import ROOT, write_result
 
 from eagle3.prompts import Prompt, plain_source, read_prompts
 from eagle3.prompts.rules import GROUPS, Rules
 from eagle3.prompts.stage import prepare_prompts
 from eagle3.settings.prompts import StageSettings
+from eagle3.storage.files import write_jsonl
 
-ROOT = Path(__file__).parent.parent
 BUNDLED = ROOT / "tests" / "assets" / "prompts"
 NEAR_COPIES = 0.1  # of the generated rows
 REMEMBERED = 1000  # earlier rows that a near copy is made from
@@ -50,14 +50,9 @@ def main() -> None:
     for rows in map(int, options.rows.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rows.jsonl"
-            write_rows(path, rows)
+            write_jsonl(path, generated(rows))
             result["sizes"].append(in_fresh_process(whole_stage, path, Path(folder) / "out", rows, options.privacy))
         print(json.dumps(result["sizes"][-1]), flush=True)
-    small, large = result["sizes"][0], result["sizes"][-1]
-    if large["rows"] > small["rows"]:
-        for peak in ("own_peak_mb", "peak_mb"):
-            slope = (large[peak] - small[peak]) / (large["rows"] - small["rows"]) * 1e6
-            result[f"{peak}_per_million_rows"] = round(slope, 1)
     write_result(options.out, result)
     print(json.dumps({key: value for key, value in result.items() if key != "sizes"}, indent=1))
 
@@ -100,12 +95,6 @@ def rates(path: Path) -> dict[str, Any]:
         "characters_a_prompt": round(characters / len(prompts), 1),
         **{name: round(rate) for name, rate in measured.items()},
     }
-
-
-def write_rows(path: Path, count: int) -> None:
-    with path.open("w") as file:
-        for row in generated(count):
-            file.write(json.dumps(row) + "\n")
 
 
 def generated(count: int) -> Iterator[dict]:

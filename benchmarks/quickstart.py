@@ -7,27 +7,22 @@ users run. Writes outputs/quickstart/summary.json.
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import torch
-from result import write_result
+from result import ROOT, call, write_result
 
-from eagle3 import cli
-from eagle3.answers.chat import Chat
 from eagle3.decoding.speculate import Measurement, measure, plain_greedy
 from eagle3.head_files.format import load_head
+from eagle3.notebook import open_target, read_prompts
 from eagle3.progress import show_bars
-from eagle3.prompts import Prompt, plain_source, read_prompts
-from eagle3.target.model import Target, load_target
 
-ROOT = Path(__file__).parent.parent
 ASSETS = ROOT / "tests" / "assets"
 TARGET, TRAIN, HELD_OUT = ASSETS / "tiny", ASSETS / "prompts" / "train.jsonl", ASSETS / "prompts" / "heldout.jsonl"
 CHAIN_STEPS = (3, 5, 7)
 MAX_NEW_TOKENS = 96
+IN_FLOAT32 = ("target.dtype=float32", "target.device=cpu")
 
 
 def main() -> None:
@@ -40,18 +35,18 @@ def main() -> None:
     out: Path = options.out
     shutil.rmtree(out, ignore_errors=True)
     data, trained, head = out / "data", out / "run", out / "head"
-    seconds: dict[str, float] = {}
-    call(
-        seconds, "precompute", "precompute.py", f"target.path={TARGET}", f"prompts.path={TRAIN}", f"out_dir={data}",
+    seconds = {}
+    seconds["precompute"] = call(
+        "precompute.py", f"target.path={TARGET}", f"prompts.path={TRAIN}", f"out_dir={data}",
         "prompts/privacy=patterns", f"prompts.limit={options.prompts}", "sampling.max_new_tokens=128",
         "answers=huggingface", "answers.batch_size=256", "answers.batch_tokens=65536", "answers.window=4096",
         "features=huggingface", "features.max_length=1024",
     )  # fmt: skip
-    call(
-        seconds, "train", "train.py", "experiment=quickstart", f"data.path={data}/features", f"hydra.run.dir={trained}",
+    seconds["train"] = call(
+        "train.py", "experiment=quickstart", f"data.path={data}/features", f"hydra.run.dir={trained}",
         *options.overrides,
     )  # fmt: skip
-    call(seconds, "export and check", "serve.py", "action=export", f"run={trained}", f"head={head}")
+    seconds["export and check"] = call("serve.py", "action=export", f"run={trained}", f"head={head}")
     started = time.perf_counter()
     print("\n$ decode held-out prompts, greedily, with chains of", *CHAIN_STEPS, flush=True)
     measured = decode_held_out(head, options.held_out)
@@ -61,25 +56,12 @@ def main() -> None:
     print(f"\n{table(summary)}\nhead: {head}\ncurves: {trained / 'curves.png'}")
 
 
-def call(seconds: dict[str, float], stage: str, *command: str) -> None:
-    print("\n$ python", *command, flush=True)
-    started = time.perf_counter()
-    status = subprocess.run([sys.executable, *command], cwd=ROOT).returncode
-    if status:
-        sys.exit(status)
-    seconds[stage] = time.perf_counter() - started
-
-
 def decode_held_out(head: Path, limit: int) -> dict[int, Measurement]:
     """The target's own greedy answers once, then the head's at each number of steps."""
-    cli.quiet_libraries()
     show_bars(True)
     torch.set_num_threads(1)  # at this size a second thread costs more than it gives
-    target = load_target(
-        path=str(TARGET), revision=None, dtype="float32", device="cpu", attention=None, trust_remote_code=False,
-        check_health=True,
-    )  # fmt: skip
-    ids = held_out_prompts(target, limit)
+    target = open_target(str(TARGET), *IN_FLOAT32)
+    ids = read_prompts(target, HELD_OUT, limit=limit, max_new_tokens=MAX_NEW_TOKENS).prompts
     plain = [plain_greedy(target, prompt, MAX_NEW_TOKENS) for prompt in ids]
     loaded = load_head(head, dtype=torch.float32)
     measured = {}
@@ -89,15 +71,6 @@ def decode_held_out(head: Path, limit: int) -> dict[int, Measurement]:
             max_new_tokens=MAX_NEW_TOKENS, temperature=0.0, seed=0, progress=f"chain of {steps}",
         )  # fmt: skip
     return measured
-
-
-def held_out_prompts(target: Target, limit: int, path: Path = HELD_OUT) -> list[list[int]]:
-    """Return the token ids of a file's first user turns."""
-    source = plain_source("held_out", str(path), split="train")
-    chat = Chat(target.tokenizer, template=None, template_kwargs={}, date="2026-01-01", reasoning_parser="auto",
-                stop_ids=target.stop_ids)  # fmt: skip
-    prompts = [found for _, found in read_prompts(source, keep_answers=False) if isinstance(found, Prompt)][:limit]
-    return [chat.prompt_ids(prompt.messages[:1]) for prompt in prompts]
 
 
 def summarise(data: Path, head: Path, measured: dict[int, Measurement], seconds: dict[str, float]) -> dict:

@@ -40,7 +40,7 @@ import torch
 import torch._dynamo
 from omegaconf import DictConfig
 from random_head import LLAMA_8B, SMALL, RandomSamples, answered, random_head
-from result import write_result
+from result import ROOT, write_result
 from step_cost import timed
 from torch import nn
 from train_step import Step, composed, device, on_gpu, random_step, without_overflow
@@ -54,8 +54,6 @@ from eagle3.head.batch import TttBatch, ttt_batch
 from eagle3.head.draft_head import HeadConfig
 from eagle3.head_files.format import save_head
 from eagle3.storage.files import read_json, write_json
-
-ROOT = Path(__file__).resolve().parents[1]
 
 WARM_UP, REPEATS = 3, 20
 BATCHES = {  # lengths of documents, share of answers

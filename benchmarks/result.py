@@ -1,8 +1,11 @@
-"""Where a result comes from: every file in benchmarks/results says date, commit, command, machine and versions.
+"""What benchmarks share: commands of this clone, and results that say where they come from.
 
-tests/test_numbers.py checks that the five are there.
+Every file in benchmarks/results has date, commit, command, machine and versions; tests/test_numbers.py checks that.
 """
 
+import subprocess
+import sys
+import time
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,17 @@ from typing import Any
 from eagle3 import cli
 from eagle3.storage.files import write_json
 
+ROOT = Path(__file__).parent.parent
 FACTS = ("date", "commit", "command", "machine", "versions")
+
+
+def call(*command: str) -> float:
+    """Run a script of this clone and return its seconds; if it fails, this process ends with its status."""
+    print("\n$ python", *command, flush=True)
+    started = time.perf_counter()
+    if status := subprocess.run([sys.executable, *command], cwd=ROOT).returncode:
+        sys.exit(status)
+    return time.perf_counter() - started
 
 
 def write_result(path: Path, values: dict[str, Any], arguments: list[str] | None = None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import hydra
 from omegaconf import DictConfig
-from result import write_result
+from result import ROOT, write_result
 
 from eagle3 import cli
 from eagle3.answers.build import chat_of
@@ -40,7 +40,6 @@ from eagle3.target.capture import Capture
 from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import Target, load_target
 
-ROOT = Path(__file__).parent.parent
 SHAPES: dict[str, dict[str, Any]] = {
     "chain of 3": {"steps": 3, "topk": 1, "draft_tokens": 4},
     "tree 5/4/16": {"steps": 5, "topk": 4, "draft_tokens": 16},

@@ -2,14 +2,13 @@
 
     python benchmarks/time_to_head.py --work DIR --out benchmarks/results/time_to_head.json \
         --launch '{"python": "/path/to/sglang/venv/bin/python"}'          # 16 minutes, 120 GB in DIR
-    python benchmarks/time_to_head.py --work DIR2 --out benchmarks/results/two_gpus.json --gpus 2 --until features \
-        --conversations 12288 --beside benchmarks/results/time_to_head.json --launch …    # 7 minutes, 80 GB in DIR2
+    python benchmarks/time_to_head.py --work DIR2 --out FILE --gpus 2 --until features --conversations 12288 \
+        --launch …                                                        # 7 minutes, 80 GB in DIR2
     python benchmarks/time_to_head.py --work DIR3 --out DIR3/result.json --tiny       # every step on a CPU, 2 minutes
 
 Prompts of random words, 128 tokens each with their template; the weights are random, so an answer ends at its 256th
 token. Steps that DIR/steps.json names are not run again. For 100,000 conversations, what a step does for each token is
-scaled by its own rate, and the start of servers and programs is counted once. --beside holds the rates against those
-of an earlier run on the same machine, for each GPU.
+scaled by its own rate, and the start of servers and programs is counted once.
 """
 
 import argparse
@@ -26,12 +25,11 @@ from statistics import harmonic_mean
 from typing import Any
 
 from engine_rates import random_target
-from result import write_result
+from result import ROOT, write_result
 from transformers import AutoTokenizer
 
 from eagle3.storage.files import read_json, write_json, write_jsonl
 
-ROOT = Path(__file__).resolve().parents[1]
 PROMPT_TOKENS, ANSWER_TOKENS, WANTED = 128, 256, 100_000
 TINY = {
     "vocab_size": 4096, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4,
@@ -47,7 +45,6 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=20_000)
     parser.add_argument("--dtype", default="fp8", help="of the features")
     parser.add_argument("--gpus", type=int, default=1, help="of answers and features; training takes one")
-    parser.add_argument("--beside", type=Path, help="the result of a run on other GPUs")
     parser.add_argument("--launch", type=json.loads, default={}, help="keys of conf/launch, as JSON")
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "tests/assets/tiny")
     parser.add_argument("--target", type=Path, help="where the weights lie or are made; default: in WORK")
@@ -158,13 +155,6 @@ def results(options: argparse.Namespace, steps: dict[str, dict[str, Any]]) -> di
         stored = steps["features"]["bytes"]
         found |= {"features_dtype": options.dtype, "features_bytes": stored}
         found["bytes_per_token"] = stored / tokens["features"]
-    if options.beside:
-        other = read_json(options.beside, made_by="time_to_head.py")
-        found["rates_beside"] = {
-            name: step["tokens_per_s"] / options.gpus / (other["steps"][name]["tokens_per_s"] / other["gpus"])
-            for name, step in steps.items()
-            if name in GPU_STEPS
-        }
     if set(GPU_STEPS) <= set(steps) and options.gpus == 1:
         hours, found["starts"] = {}, {}
         for name in GPU_STEPS:

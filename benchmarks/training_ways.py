@@ -15,7 +15,6 @@ import argparse
 import json
 import re
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from result import write_result
+from result import ROOT, call, write_result
 
 from eagle3.draft_shape import Shape
 
-ROOT = Path(__file__).parent.parent
 ASSETS = ROOT / "tests" / "assets"
 
 
@@ -185,11 +183,6 @@ def change(base: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
 
 def file_name(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in name)
-
-
-def call(*command: str) -> None:
-    print("$ python", *command, flush=True)
-    subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":

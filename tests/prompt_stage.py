@@ -5,10 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from stores import CONF
+from scripts import composed
 
 from eagle3 import cli
 from eagle3.prompts.reading.conversation import conversation
@@ -54,8 +52,7 @@ def some_rows(count: int) -> list:
 
 @cache
 def _defaults() -> str:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("precompute", overrides=["prompts/privacy=patterns", "prompts.processes=1"])
+    config = composed("precompute", "prompts/privacy=patterns", "prompts.processes=1")
     return json.dumps(OmegaConf.to_container(config.prompts, resolve=True))
 
 
@@ -97,11 +94,6 @@ class Prepare:
 
     def outputs(self) -> dict[str, bytes]:
         return {name: (self.folder / name).read_bytes() for name in OUTPUTS}
-
-
-@pytest.fixture
-def prepare(tmp_path: Path) -> Prepare:
-    return Prepare(tmp_path)
 
 
 def reasons(prepare: Prepare) -> list[str]:

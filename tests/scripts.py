@@ -41,7 +41,7 @@ def run_script(name: str, *arguments: str, **options: Any) -> subprocess.Complet
     return subprocess.CompletedProcess(script.args, script.returncode, out, error)
 
 
-def composed(script: str, *overrides: str, conf: Path = CONF, **options: Any) -> DictConfig:
+def composed(script: str | None, *overrides: str, conf: Path = CONF, **options: Any) -> DictConfig:
     with initialize_config_dir(str(conf), version_base="1.3"):
         return compose(script, list(overrides), **options)
 

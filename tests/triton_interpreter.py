@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,6 +18,20 @@ def run_in_interpreter(code: str) -> None:
     command = [sys.executable, "-c", f"import triton_interpreter; triton_interpreter.mend(); {code}"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def in_triton(check: Callable[[str], None]) -> Callable[[str], None]:
+    """Make a test of a function that takes a device: "cpu" in Triton's interpreter, "cuda" on a GPU."""
+
+    @pytest.mark.parametrize(
+        "device", [pytest.param("cpu", marks=needs_triton), pytest.param("cuda", marks=pytest.mark.gpu)]
+    )
+    def test(device: str) -> None:
+        if device == "cuda":
+            return check(device)
+        return run_in_interpreter(f"from {check.__module__} import {check.__name__} as check; check('cpu')")
+
+    return test
 
 
 def mend() -> None:

@@ -1,24 +1,20 @@
 """The race with SpecForge: our side of it runs, and its goal is what it says."""
 
 import pytest
+from race import GOAL, SMALL_BATCHES, seconds_to_the_same, time_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
-CHAIN = "all, chain of 7, greedy"
 
 
 def test_our_steps_are_timed() -> None:
-    from race import SMALL_BATCHES, time_steps
-
     found = time_steps({"batches": list(SMALL_BATCHES), "small": True, "overrides": ["ttt_steps=2"]})
     assert list(found) == list(SMALL_BATCHES)
     assert all(cost["tokens_per_s"] > 0 and cost["slowest_ms"] >= cost["step_ms"] for cost in found.values())
 
 
 def test_seconds_are_counted_to_what_the_best_specforge_head_accepts_at_its_end() -> None:
-    from race import seconds_to_the_same
-
     def curve(*lengths: float, seconds: float) -> list[dict[str, object]]:
-        return [{"seconds": seconds * (1 + n), "accept_length": {CHAIN: each}} for n, each in enumerate(lengths)]
+        return [{"seconds": seconds * (1 + n), "accept_length": {GOAL: each}} for n, each in enumerate(lengths)]
 
     curves = {
         "SpecForge, lr 0.0001": curve(1.2, 1.5, 1.6, seconds=10),
@@ -26,7 +22,7 @@ def test_seconds_are_counted_to_what_the_best_specforge_head_accepts_at_its_end(
         "ours, recipe": curve(1.8, 2.0, 2.3, seconds=2),
         "ours, other": curve(1.8, 1.9, 1.9, seconds=2),
     }
-    found = seconds_to_the_same(curves, CHAIN)
+    found = seconds_to_the_same(curves, GOAL)
     assert found["accept_length"] == 2.0
     assert found["seconds_until"] == {
         "SpecForge, lr 0.0001": None, "SpecForge, lr 0.001": 20, "ours, recipe": 4, "ours, other": None

@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from stores import CONF
+from scripts import composed
 from time_to_head import commands
 
 from eagle3.settings.check import check_settings
@@ -15,10 +14,9 @@ from eagle3.settings.check import check_settings
 def test_every_step_composes_and_takes_a_target_that_nobody_trained(tmp_path: Path, tiny: bool) -> None:
     options = argparse.Namespace(work=tmp_path, launch={"tp_size": 1}, gpus=1, tiny=tiny, dtype="fp8")
     for name, (script, *overrides) in commands(options, tmp_path / "target").items():
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            own = [each.replace("hydra.run.dir", "run_dir") for each in overrides]
-            own += ["run_dir=RUN"] if script == "serve.py" else []
-            config = compose(script.removesuffix(".py"), overrides=own)
+        own = [each.replace("hydra.run.dir", "run_dir") for each in overrides]
+        own += ["run_dir=RUN"] if script == "serve.py" else []
+        config = composed(script.removesuffix(".py"), *own)
         check_settings(config, script.removesuffix(".py"))
         if name in ("answers", "features", "export"):  # which load it
             assert config.target.check_health is False

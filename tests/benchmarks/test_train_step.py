@@ -5,24 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from stores import ROOT
+from random_head import SMALL, RandomSamples
+from step_cost import group_of, product_flops
 from torch.utils.flop_counter import FlopCounterMode
+from train_step import composed, main, random_step
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*", "ignore:.*treespec, LeafSpec.*", "ignore:Checkpoint directory.*"
 )
 
 
-@pytest.fixture(autouse=True)
-def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-
-
 @pytest.mark.slow
 def test_a_small_run_writes_a_row_for_each_case(tmp_path: Path) -> None:
-    import train_step
-
-    train_step.main(["--small", "--out", str(tmp_path / "rows.json"), "ttt_steps=3"])
+    main(["--small", "--out", str(tmp_path / "rows.json"), "ttt_steps=3"])
     result = json.loads((tmp_path / "rows.json").read_text())
     assert {"commit", "command", "machine", "versions"} <= set(result)
     rows = result["rows"]
@@ -34,10 +29,6 @@ def test_a_small_run_writes_a_row_for_each_case(tmp_path: Path) -> None:
 
 
 def test_the_flop_of_a_step_are_those_of_its_matrix_products() -> None:
-    from random_head import SMALL, RandomSamples
-    from step_cost import product_flops
-    from train_step import composed, random_step
-
     steps = 3
     config = composed(["ttt_steps=3", "kernels=plain", "trainer.precision=32-true"])
     step = random_step(SMALL, config)
@@ -66,6 +57,4 @@ def test_the_flop_of_a_step_are_those_of_its_matrix_products() -> None:
     ],
 )
 def test_kernels_are_told_apart(kernel: str, group: str) -> None:
-    from step_cost import group_of
-
     assert group_of(kernel) == group

@@ -1,11 +1,13 @@
 """Other kinds of heads: a second kind, which exists only in tests, trains, is exported and decodes."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from exported_head import FINGERPRINT, TINY, record_of, tiny_target
 from fitted_head import LAYERS, PROMPT, small_target
+from heads import make_head
 from stores import random_samples, write_store
 from timed_machine import settings
 from two_layer_head import TwoLayerConfig, TwoLayerHead
@@ -45,11 +47,7 @@ def test_eagle3_with_a_second_layer_that_adds_nothing_is_eagle3() -> None:
     batch = ttt_batch(samples, ttt_steps=3)
     two = kind_named("two_layer")
     torch.manual_seed(1)
-    config = TwoLayerConfig(
-        num_captured_layers=3, hidden_size=16, intermediate_size=24, num_heads=4, num_kv_heads=2, head_dim=8,
-        vocab_size=50, draft_vocab_size=30, rms_norm_eps=1e-5, max_position_embeddings=128, fc_norm=True,
-        norm_output=True, rope_parameters={"rope_type": "default", "rope_theta": 100.0},
-    )  # fmt: skip
+    config = TwoLayerConfig(**asdict(make_head(fc_norm=True, norm_output=True).config))
     head = two.new_head(config, torch.arange(30)).double()
     for part in (head.second_o, head.second_mlp.down_proj):
         part.weight.data.zero_()

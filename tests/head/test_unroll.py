@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eagle3.features.sample import Sample
 from eagle3.head.anchors import anchors_and_steps
-from eagle3.head.batch import TttBatch, ttt_batch
+from eagle3.head.batch import ttt_batch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.loss import UnrollLoss
 from eagle3.head.unroll import unroll
@@ -63,27 +63,6 @@ def test_every_step_equals_step_by_step_decoding_with_a_cache(options: dict) -> 
                 torch.testing.assert_close(outputs[step][batch.anchor_bounds[number] + index], chain[step])
                 compared += 1
     assert compared == int(batch.anchor_steps.sum()) > 40
-
-
-def loss_and_gradients(head: DraftHead, batch: TttBatch) -> list[Tensor]:
-    head.zero_grad()
-    outputs = unroll(head, EMBEDDING, batch, STEPS)
-    loss, _ = UnrollLoss(decay=0.8, normalize="token")(head, outputs, TEACHER_HEAD, batch)
-    loss.backward()
-    return [loss.detach(), *(parameter.grad.clone() for parameter in head.parameters())]
-
-
-def test_packed_equals_one_by_one() -> None:
-    head = make_head()
-    packed = loss_and_gradients(head, ttt_batch(ragged_samples(), ttt_steps=STEPS))
-    total_anchors = float(sum(len(anchors_and_steps(sample.turns, STEPS)[0]) for sample in ragged_samples()))
-    alone = [
-        loss_and_gradients(head, ttt_batch([s], ttt_steps=STEPS, anchors_in_step=total_anchors))
-        for s in ragged_samples()
-        if len(anchors_and_steps(s.turns, STEPS)[0])
-    ]
-    for together, parts in zip(packed, zip(*alone, strict=True), strict=True):
-        torch.testing.assert_close(together, sum(parts))
 
 
 def test_gradient_reaches_the_last_prompt_token_and_nothing_after_the_end_of_a_turn() -> None:

@@ -6,13 +6,10 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prompt_stage import chat, messages_of, prepare, reasons, users, write
+from prompt_stage import chat, messages_of, reasons, users, write
 
 from eagle3.errors import InputError
-from eagle3.prompts import Refused, plain_source, read_prompts
-
-__all__ = ["prepare"]  # the fixture
-
+from eagle3.prompts import Refused, plain_source
 
 # Conversations
 
@@ -231,14 +228,6 @@ def test_many_sources_keep_their_order_names_licences_and_limits_and_may_share_i
         ("two/2", "two", "past prompts.limit"),
     ]
     assert ledger["sources"]["two"]["origins"] == {"wiki": 2}
-
-
-def test_sources_can_be_read_without_the_licence_check(tmp_path):
-    path = write(tmp_path / "eval.jsonl", [{"question_id": 81, "turns": ["a"]}, "broken"])
-    source = plain_source("prompts", str(path), split="train")
-    (_, prompt), (row, refused) = read_prompts(source, keep_answers=False)
-    assert (prompt.id, prompt.license, prompt.messages) == ("81", None, users("a"))
-    assert (row.line, refused.reason) == (2, "not a JSON object")
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
-from prompt_stage import Prepare, chat, prepare, reasons, some_rows, texts, write
+from prompt_stage import OUTPUTS, Prepare, chat, reasons, some_rows, texts, write
 from stores import CONF, ROOT
 
 from eagle3.errors import InputError
 from eagle3.prompts import chunks, scan
 from eagle3.prompts.reading.formats import cut
-
-__all__ = ["prepare"]
-
 
 # Processes
 
@@ -32,6 +29,7 @@ def test_neither_processes_nor_chunks_show_in_the_output(prepare: Prepare, setti
     expected = prepare.outputs()
     prepare.again(**settings)
     assert prepare.outputs() == expected
+    assert sorted(file.name for file in prepare.folder.iterdir()) == sorted(OUTPUTS)
     assert len({reject["line"] for reject in prepare.rejects()}) == len(prepare.rejects()) > 5
 
 

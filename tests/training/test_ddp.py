@@ -18,10 +18,10 @@ from typing import Any
 
 import lightning
 import pytest
+import scripts
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
-from stores import CONF, random_samples, write_store
+from stores import random_samples, write_store
 from torch.distributed.tensor import DTensor
 
 from eagle3.commands.train import build_trainer, build_training
@@ -82,8 +82,7 @@ def composed(directory: Path, case: str, *overrides: str) -> DictConfig:
         f"trainer.gradient_clip_val={CLIP}", "trainer.enable_progress_bar=false", "callbacks.progress=null",
         "callbacks.early_stopping=null", f"trainer.log_every_n_steps={LOG_EVERY}",
     ]  # fmt: skip
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", overrides=[*settings, *overrides])
+    config = scripts.composed("train", *settings, *overrides)
     OmegaConf.resolve(config)
     return config
 

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict, read_write
-from scripts import run_script
-from stores import CONF, ROOT
+from scripts import composed, run_script
+from stores import ROOT
 
 from eagle3.commands.train import build_loggers
 from eagle3.errors import InputError
 from eagle3.training import loggers
 from eagle3.training.loggers import EXTRAS, MetricsCSV, WandbRun, log_settings, searchable
+from tests.training.test_sweep import SHORT, sweep
 
 
 def rows(directory: Path) -> list[dict[str, str]]:
@@ -79,19 +79,14 @@ def test_a_last_line_that_a_full_disk_cut_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_wandb_sweep_has_one_run_a_job_with_config_revision_and_store(tmp_path: Path, store_path: Path) -> None:
-    sweep = tmp_path / "sweep"
-    done = run_script(
-        "train", "-m", f"data.path={store_path}", "data.val_fraction=0.2", "ttt_steps=2",
-        "trainer=cpu", "trainer.max_epochs=1", "trainer.enable_progress_bar=false", "callbacks.progress=null",
-        "logger=wandb", "logger.wandb.offline=true", "optim.lr=1e-4,3e-3", f"hydra.sweep.dir={sweep}",
-        env={"WANDB_MODE": "offline"},
-    )  # fmt: skip
+    folder = tmp_path / "sweep"
+    done = sweep(store_path, folder, "logger=wandb", "logger.wandb.offline=true", "optim.lr=1e-4,3e-3")
     assert done.returncode == 0, done.stderr[-2000:]
     table = done.stdout.splitlines()
     assert "val/served_accept_length_2" in table[-3]
     assert "optim.lr=" in table[-2]
     for job, lr in (("0", b"0.0001"), ("1", b"0.003")):
-        [record] = (sweep / job / "wandb").glob("offline-run-*/*.wandb")
+        [record] = (folder / job / "wandb").glob("offline-run-*/*.wandb")
         logged = record.read_bytes().replace(b" ", b"")  # W&B's own format; what it quotes is JSON
         for expected in (
             b"optim.lr", lr, b"git_revision", b"store.made_from.capture_layers", b"[2,4,5]", b"val/accept_length",
@@ -99,7 +94,7 @@ def test_a_wandb_sweep_has_one_run_a_job_with_config_revision_and_store(tmp_path
         ):  # fmt: skip
             assert expected in logged, expected
     again = subprocess.run(
-        [sys.executable, "-m", "eagle3.training.sweep", str(sweep)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "eagle3.training.sweep", str(folder)], cwd=ROOT, capture_output=True, text=True
     )
     assert again.stdout.splitlines() == table[-3:]
 
@@ -118,8 +113,7 @@ def in_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=["MULTIRUN", "RUN"], ids=["in the sweep's process", "in its own"])
 def in_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """The folder of job 3 of a sweep; jobs on several GPUs have a process of their own."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", overrides=[f"hydra.sweep.dir={tmp_path}/rates"], return_hydra_config=True)
+    config = composed("train", f"hydra.sweep.dir={tmp_path}/rates", return_hydra_config=True)
     with read_write(config), open_dict(config):
         config.hydra.mode = request.param
     monkeypatch.setattr(HydraConfig.instance(), "cfg", config)
@@ -184,10 +178,7 @@ def test_a_tracker_that_is_not_installed_is_one_line(name: str, monkeypatch: pyt
 
 
 def train(store: Path, folder: Path, *arguments: str) -> None:
-    done = run_script(
-        "train", f"data.path={store}", "data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu", "trainer.max_epochs=1",
-        "progress=false", f"hydra.run.dir={folder}", *arguments, env={"WANDB_MODE": "offline"},
-    )  # fmt: skip
+    done = run_script("train", f"data.path={store}", *SHORT, f"hydra.run.dir={folder}", *arguments)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

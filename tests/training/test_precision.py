@@ -7,10 +7,10 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from lightning import fabric
 from lightning.pytorch.accelerators import MPSAccelerator
-from stores import CONF, random_samples, write_store
+from scripts import composed
+from stores import random_samples, write_store
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -53,14 +53,11 @@ def test_every_gpu_trains_unless_fewer_are_named(
     monkeypatch: pytest.MonkeyPatch, overrides: list[str], gpus: int, several: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        trainer = compose("train", overrides=overrides).trainer
-    assert trains_on_several(trainer) is several
+    assert trains_on_several(composed("train", *overrides).trainer) is several
 
 
 def test_the_trainer_that_is_taken_by_default_decides_by_the_machine() -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        trainer = compose("train").trainer
+    trainer = composed("train").trainer
     assert (trainer.precision, trainer.accelerator, trainer.devices) == ("auto", "auto", "auto")
 
 

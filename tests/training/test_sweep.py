@@ -9,8 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import scripts
 import yaml
-from hydra import compose, initialize_config_dir
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from scripts import Script, run_script
@@ -22,6 +22,7 @@ from eagle3.storage.lock import hold
 from eagle3.storage.records import write_sealed_json
 from eagle3.training.sweep import RankedTable, ranked_table, read_jobs
 
+SHORT = ("data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu", "trainer.max_epochs=1", "progress=false")
 METRIC = "val/served_accept_length_3"
 
 
@@ -76,8 +77,7 @@ def earlier_sweep(folder: Path, *overrides: str) -> None:
 def composed(folder: Path, *overrides: str) -> DictConfig:
     """Return what Hydra hands a callback at the start of a sweep."""
     of_all_jobs = [each for each in overrides if "," not in each]
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        config = compose("train", overrides=[f"hydra.sweep.dir={folder}", *of_all_jobs], return_hydra_config=True)
+    config = scripts.composed("train", f"hydra.sweep.dir={folder}", *of_all_jobs, return_hydra_config=True)
     OmegaConf.update(config, "hydra.overrides.task", [each for each in overrides if not each.startswith("hydra")])
     return config
 
@@ -126,11 +126,8 @@ def test_a_sweep_whose_jobs_still_run_is_not_continued(tmp_path: Path, capsys: p
 def test_a_killed_sweep_continues_by_the_same_command(tmp_path: Path, store_path: Path) -> None:
     folder = tmp_path / "sweep"
     every_step = ("callbacks.last.every_n_steps=1", "callbacks.last.min_seconds=0", "data.pack_tokens=48")
-    command = [
-        "-m", f"data.path={store_path}", "data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu", "progress=false",
-        "trainer.max_epochs=1", "trainer.log_every_n_steps=1", f"hydra.sweep.dir={folder}", *every_step, "seed=0,1,2",
-        "ckpt_path=auto",
-    ]  # fmt: skip
+    options = ("trainer.log_every_n_steps=1", *every_step, "seed=0,1,2", "ckpt_path=auto")
+    command = sweep_command(store_path, folder, *options)
     killed = Script("train", *command, own_session=True)
     while not (folder / "1" / "checkpoints" / "last.ckpt").exists():
         assert killed.poll() is None
@@ -155,12 +152,12 @@ LAUNCHERS = [
 ]
 
 
+def sweep_command(store: Path, folder: Path, *arguments: str) -> list[str]:
+    return ["-m", f"data.path={store}", *SHORT, f"hydra.sweep.dir={folder}", *arguments]
+
+
 def sweep(store: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_script(
-        "train", "-m", f"data.path={store}", "data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu",
-        "trainer.max_epochs=1", "progress=false", f"hydra.sweep.dir={folder}", *arguments,
-        env={"RAY_USAGE_STATS_ENABLED": "0"},
-    )  # fmt: skip
+    return run_script("train", *sweep_command(store, folder, *arguments), env={"RAY_USAGE_STATS_ENABLED": "0"})
 
 
 @pytest.mark.slow
@@ -217,9 +214,8 @@ def test_a_plugin_that_is_not_installed_is_one_line(option: str, extra: str) -> 
 @pytest.mark.parametrize(("mode", "direction"), [("max", "maximize"), ("min", "minimize")])
 def test_a_search_looks_for_what_callbacks_best_calls_better(mode: str, direction: str) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        overrides = ["hparams_search=optuna", f"callbacks.best.mode={mode}"]
-        config = compose("train", overrides=overrides, return_hydra_config=True)
+    overrides = ["hparams_search=optuna", f"callbacks.best.mode={mode}"]
+    config = scripts.composed("train", *overrides, return_hydra_config=True)
     assert config.hydra.sweeper.direction == direction
     assert "OptunaSweeper" in config.hydra.sweeper._target_
 

@@ -14,6 +14,7 @@ CARD = "README.md"
 CARD_BYTES = 1_000_000  # read of a card
 PARENTS = 3  # folders above a source in which a card may be
 HOME = re.compile(r"/(?:home|Users)/[^/]+")  # names a user, not the data
+FRONT_MATTER = re.compile(r"\ufeff?---[^\S\n]*\n(.*?)^---[^\S\n]*$", re.MULTILINE | re.DOTALL)
 CITATION = re.compile(
     r"^#{1,6} [^\n]*\bcitation\b[^\n]*\n(.*?)(?=^#{1,6} |\Z)", re.IGNORECASE | re.MULTILINE | re.DOTALL
 )
@@ -102,11 +103,9 @@ def read_card(folder: str) -> Card:
 def _front_matter(text: str, folder: str) -> dict:
     import yaml
 
-    lines = text.lstrip("\ufeff").splitlines()
-    if not lines or lines[0].rstrip() != "---" or "---" not in (rest := [line.rstrip() for line in lines[1:]]):
-        return {}
+    found = FRONT_MATTER.match(text)
     try:
-        metadata = yaml.safe_load("\n".join(rest[: rest.index("---")]))
+        metadata = yaml.safe_load(found[1]) if found else None
     except yaml.YAMLError:
         log.warning("the front matter of %s/%s is not valid YAML and is ignored", folder, CARD)
         return {}

@@ -37,18 +37,18 @@ def read_benchmarks(benchmarks: list[str | dict]) -> list[Benchmark]:
     return [_benchmark(source) for source in sources]
 
 
-def _answers(value: Any, source: Source) -> list[str]:
+def _answers(row: object, source: Source) -> list[str]:
     """Return the solutions of a row: from its columns of answers, and the assistant's turns."""
-    if not isinstance(value, dict):
+    if not isinstance(row, dict):
         return []
-    answered = read_prompt(value, source, keep_answers=True)
+    answered = read_prompt(row, source, keep_answers=True)
     turns = answered.messages if isinstance(answered, Prompt) else []
     in_turns = [message["content"] for message in turns if message["role"] == "assistant"]
-    return list(dict.fromkeys([*source.shape.read(value).texts("answer"), *in_turns]))
+    return list(dict.fromkeys([*source.shape.read(row).texts("answer"), *in_turns]))
 
 
 def _benchmark(source: Source) -> Benchmark:
-    read = [(found, _answers(row.value, source)) for row, found in read_prompts(source, keep_answers=False)]
+    read = [(found, _answers(row, source)) for row, found in read_prompts(source, keep_answers=False)]
     rows = [found for found, _ in read]
     prompts = [found for found in rows if isinstance(found, Prompt)]
     if not prompts:

@@ -84,7 +84,7 @@ class Privacy:
         return [each for each in self._all() if each.entity in self.actions]
 
     def __call__(self, prompt: Prompt) -> Verdict:
-        found, passed = self._look(BETWEEN_MESSAGES.join(prompt.texts()))
+        found, passed = self.find(BETWEEN_MESSAGES.join(prompt.texts()))
         counts = Counter([item.entity for item in found] + [f"{item.entity} let through" for item in passed])
         if dropped := sorted({item.entity for item in found if item.action == "drop"}):
             return Verdict(reason=f"personal data: {', '.join(dropped)}", counts=counts)
@@ -101,7 +101,7 @@ class Privacy:
 
     def safe_id(self, id: str) -> str:
         """Hash an id that is personal data itself, such as an email address: the id of every row is written."""
-        return _hashed(id) if self._look(id)[0] else id
+        return _hashed(id) if self.find(id)[0] else id
 
     def safe_source(self, name: str) -> str:
         """Hash like safe_id, by patterns alone: a model mistakes names of datasets, which must be credited."""
@@ -133,11 +133,7 @@ class Privacy:
                 self.policy, in_words(**spots),
             )  # fmt: skip
 
-    def find(self, text: str) -> list[Found]:
-        """Return all findings, in order and without overlaps."""
-        return self._look(text)[0]
-
-    def _look(self, text: str) -> tuple[list[Found], list[Found]]:
+    def find(self, text: str) -> tuple[list[Found], list[Found]]:
         """Return the findings, and those that are let through, each in order and without overlaps."""
         text = readable(text)
         found = self._matched(text)

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -38,16 +38,17 @@ class Format(NamedTuple):
     rows: Callable[[Chunk, Names], Rows]
 
 
-def format_of(file: str) -> Format | None:
-    """Choose by the file's ending; None if the ending is not supported."""
-    return next((found for ending, found in FORMATS.items() if without_query(file).lower().endswith(ending)), None)
+def has_ending(file: str, endings: Iterable[str]) -> bool:
+    return without_query(file).lower().endswith(tuple(endings))
+
+
+def _format_of(file: str) -> Format:
+    return next(found for ending, found in FORMATS.items() if has_ending(file, [ending]))
 
 
 def cut(file: str, chunk_bytes: int) -> list[Chunk]:
     """Return the chunks of a file, in its order; they depend on the file and `chunk_bytes` alone."""
-    found = format_of(file)
-    assert found is not None, file
-    return list(found.cut(file, chunk_bytes))
+    return list(_format_of(file).cut(file, chunk_bytes))
 
 
 def chunk_rows(chunk: Chunk, names: Names = None) -> Rows:
@@ -55,9 +56,7 @@ def chunk_rows(chunk: Chunk, names: Names = None) -> Rows:
 
     Parquet is read only in the columns `names`.
     """
-    found = format_of(chunk.file)
-    assert found is not None, chunk
-    return found.rows(chunk, names)
+    return _format_of(chunk.file).rows(chunk, names)
 
 
 def _opened(file: str) -> io.BufferedReader:
@@ -101,16 +100,14 @@ def _json(text: bytes) -> Any:
 
 
 def _cut_whole(file: str, chunk_bytes: int) -> Iterator[Chunk]:
-    files, path = fsspec.core.url_to_fs(file)
-    size = files.info(path)["size"] or 0
-    yield Chunk(file, 0, size, size)
+    return _cut_lines(file, NO_END)
 
 
 def _packed_rows(chunk: Chunk, names: Names) -> Rows:
     """Yield lines, or a JSON array, of a gzip or zstd file, which is always one chunk."""
     import pyarrow
 
-    packing = "gzip" if without_query(chunk.file).lower().endswith(".gz") else "zstd"
+    packing = "gzip" if has_ending(chunk.file, [".gz"]) else "zstd"
     try:
         with _opened(chunk.file) as packed, pyarrow.CompressedInputStream(packed, packing) as file:
             lines = io.BufferedReader(file, BLOCK)

@@ -1,30 +1,22 @@
 """The rows of a source → prompts with id, source and licence, before any check."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from eagle3.prompts.reading.conversation import conversation, tools_of
 from eagle3.prompts.reading.formats import BLANK, NO_END, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Prompt, Refused, is_unicode
 from eagle3.prompts.reading.shapes import Columns
-from eagle3.prompts.reading.sources import Source, file_name
+from eagle3.prompts.reading.sources import Source
 from eagle3.storage.files import sha256_json
 
 
-class Row(NamedTuple):
-    file: str
-    line: int  # from 1; a row number if the format has no lines
-    value: dict | None  # None: not a JSON object
-
-
-def read_prompts(source: Source, *, keep_answers: bool) -> Iterator[tuple[Row, Prompt | Refused]]:
+def read_prompts(source: Source, *, keep_answers: bool) -> Iterator[tuple[object, Prompt | Refused]]:
     """Yield every row of a source, in the order of its files, with its prompt or the reason why it has none."""
     for file in source.files:
         for chunk in cut(file, NO_END):  # the whole file
-            for line, value in chunk_rows(chunk, source.shape.columns):
+            for _, value in chunk_rows(chunk, source.shape.columns):
                 if value is not BLANK:
-                    row = Row(file_name(file), line, value if isinstance(value, dict) else None)
-                    yield row, read_prompt(value, source, keep_answers=keep_answers)
+                    yield value, read_prompt(value, source, keep_answers=keep_answers)
 
 
 def read_prompt(value: object, source: Source, *, keep_answers: bool) -> Prompt | Refused:

@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from eagle3.errors import InputError, require_packages
 from eagle3.prompts.licenses.terms import SourceTerms, source_terms
-from eagle3.prompts.reading.formats import FORMATS, PLAIN, format_of
+from eagle3.prompts.reading.formats import FORMATS, PLAIN, has_ending
 from eagle3.prompts.reading.shapes import Shape, shape_of
 from eagle3.secrets import without_query
 from eagle3.settings.prompts import SourceSettings
@@ -131,12 +131,12 @@ def _files(setting: str, path: str, split_key: str, split: str | None, usual_spl
     else:
         splits, wanted = _dataset_splits(setting, path), split or usual_split
     for file in splits.get(wanted) or chain(*splits.values()):
-        if format_of(file) is None:
+        if not has_ending(file, FORMATS):
             raise InputError(
                 f"{setting}: {file_name(file)} ends in none of {', '.join(FORMATS)}; convert or unpack it, "
                 f"an Arrow file with dataset.to_parquet('a.parquet')"
             )
-        if not without_query(file).lower().endswith(PLAIN):
+        if not has_ending(file, PLAIN):
             require_packages("pyarrow", extra="prompts", needed_by=f"{setting}, read as Parquet, .gz or .zst,")
     if wanted not in splits:
         raise InputError(f"{split_key}={wanted} is not in {path}; it has: {', '.join(splits)}")

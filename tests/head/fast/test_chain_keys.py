@@ -1,8 +1,7 @@
 """Triton's kernels of chain keys against plain PyTorch, which test_attention.py holds against dense attention."""
 
-import pytest
 import torch
-from triton_interpreter import needs_triton, run_in_interpreter
+from triton_interpreter import in_triton
 
 from eagle3.head.fast.chain_keys import ChainKeys
 
@@ -42,11 +41,4 @@ def kernels_equal_pytorch(device: str) -> None:
                 torch.testing.assert_close(ours.double(), true, rtol=tolerance, atol=tolerance)
 
 
-@needs_triton
-def test_the_kernels_equal_plain_pytorch() -> None:
-    run_in_interpreter("from tests.head.fast.test_chain_keys import kernels_equal_pytorch as run; run('cpu')")
-
-
-@pytest.mark.gpu
-def test_the_kernels_equal_plain_pytorch_on_a_gpu() -> None:
-    kernels_equal_pytorch("cuda")
+test_the_kernels_equal_plain_pytorch = in_triton(kernels_equal_pytorch)

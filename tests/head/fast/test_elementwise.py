@@ -2,11 +2,10 @@
 
 from functools import partial
 
-import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from triton_interpreter import needs_triton, run_in_interpreter
+from triton_interpreter import in_triton
 
 from eagle3.head.fast.elementwise import Elementwise
 
@@ -78,11 +77,4 @@ def kernels_equal_pytorch(device: str) -> None:
             compare("scale_rows", x, scale, torch.tensor([True, True, False] * 2, device=device))
 
 
-@needs_triton
-def test_the_kernels_equal_plain_pytorch() -> None:
-    run_in_interpreter("from tests.head.fast.test_elementwise import kernels_equal_pytorch as run; run('cpu')")
-
-
-@pytest.mark.gpu
-def test_the_kernels_equal_plain_pytorch_on_a_gpu() -> None:
-    kernels_equal_pytorch("cuda")
+test_the_kernels_equal_plain_pytorch = in_triton(kernels_equal_pytorch)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples
 from torch import Tensor
-from triton_interpreter import needs_triton, run_in_interpreter
+from triton_interpreter import in_triton
 
 from eagle3.head.batch import ttt_batch
 from eagle3.head.fast.elementwise import Elementwise
@@ -143,14 +143,7 @@ def quantised_equal_pytorch(device: str) -> None:
             assert torch.equal(ours.cpu().float(), theirs.float())
 
 
-@needs_triton
-def test_the_kernel_rounds_as_plain_pytorch() -> None:
-    run_in_interpreter("from tests.head.fast.test_products import quantised_equal_pytorch as run; run('cpu')")
-
-
-@pytest.mark.gpu
-def test_the_kernel_rounds_as_plain_pytorch_on_a_gpu() -> None:
-    quantised_equal_pytorch("cuda")
+test_the_kernel_rounds_as_plain_pytorch = in_triton(quantised_equal_pytorch)
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import torch
 from torch import Tensor
-from triton_interpreter import needs_triton, run_in_interpreter
+from triton_interpreter import in_triton, needs_triton
 
 from eagle3.head.segments import Segments
 
@@ -69,14 +69,7 @@ def assert_close(ours: Tensor, truth: Tensor, tolerance: float) -> None:
     assert (ours.cpu().double() - truth).abs().max() <= 8 * tolerance * truth.abs().max()
 
 
-@needs_triton
-def test_the_kernels_equal_plain_attention() -> None:
-    run_in_interpreter("from tests.head.fast.test_triton_flash import kernels_equal_plain_attention as run; run('cpu')")
-
-
-@pytest.mark.gpu
-def test_the_kernels_equal_plain_attention_on_a_gpu() -> None:
-    kernels_equal_plain_attention("cuda")
+test_the_kernels_equal_plain_attention = in_triton(kernels_equal_plain_attention)
 
 
 def compiled_for_hopper(name: str, channels: int, tile) -> tuple[str, int, int]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from prompt_stage import chat, prepare, write
+from prompt_stage import chat, write
 from stores import CONF
 
 from eagle3.errors import InputError
@@ -14,7 +14,6 @@ from eagle3.prompts.reading.prompt import Prompt
 from eagle3.settings.prompts import LicenseSettings
 from eagle3.settings.types import validated
 
-__all__ = ["prepare"]
 DEFAULTS = OmegaConf.to_container(OmegaConf.load(CONF / "prompts/licenses/default.yaml"))
 
 

@@ -6,14 +6,13 @@ from string import ascii_lowercase
 
 import numpy as np
 import pytest
-from prompt_stage import Prepare, chat, prepare, reasons, write
+from prompt_stage import Prepare, chat, reasons, write
 from prompt_stage import texts as texts_of
 
 from eagle3.errors import InputError
 from eagle3.prompts import selection
 from eagle3.prompts.overlap.words import FACTOR, grams, words_and_symbols
 
-__all__ = ["prepare"]
 VOCABULARY = [f"word{number}" for number in range(400)]
 
 

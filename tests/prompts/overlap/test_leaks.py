@@ -6,14 +6,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prompt_stage import Prepare, chat, prepare, reasons, write
+from prompt_stage import Prepare, chat, reasons, write
 
 from eagle3.errors import InputError
 from eagle3.prompts.overlap.leaks import Benchmark, LeakCheck
 from eagle3.prompts.overlap.words import words
 from eagle3.prompts.reading.prompt import Prompt
-
-__all__ = ["prepare"]
 
 
 def spell(first: int, last: int) -> str:
@@ -76,7 +74,8 @@ def test_every_file_shape_of_a_source_can_be_a_benchmark(prepare: Prepare, tmp_p
 
 
 def test_rows_of_a_benchmark_that_cannot_be_read_are_counted_and_said(prepare: Prepare, tmp_path: Path, caplog) -> None:
-    path = write(tmp_path / "one.jsonl", [{"prompt": "a"}, {"messages": [{"role": "narrator", "content": "b"}]}, "{"])
+    unread = [{"messages": [{"role": "narrator", "content": "b"}]}, "{"]
+    path = write(tmp_path / "one.jsonl", [{"prompt": "a"}, "", *unread])  # a blank line is no row
     ledger = prepare([chat("c")], decontamination={"benchmarks": [str(path)]})
     assert ledger["leaks"]["one"]["unread"] == 2
     assert "2 of 3 rows cannot be read as prompts (unknown role: 1, not a JSON object: 1)" in caplog.text

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from hydra import compose, initialize_config_dir
+from scripts import composed
 from stores import CONF
 
 from eagle3 import cli
@@ -17,9 +17,7 @@ EMAIL, CARD, PHONE = "anna.berg@web.de", "4539 5787 6362 1486", "+49 30 901820"
 
 
 def build_privacy(*overrides: str, policy: str = "patterns") -> Privacy:
-    with initialize_config_dir(str(CONF / "prompts"), version_base="1.3"):
-        config = compose(overrides=[f"+privacy={policy}", *overrides])
-    return cli.build(config.privacy)
+    return cli.build(composed(None, f"+privacy={policy}", *overrides, conf=CONF / "prompts").privacy)
 
 
 def with_actions(**actions: str) -> Privacy:

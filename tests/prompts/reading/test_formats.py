@@ -17,14 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from object_stores import running_store
-from prompt_stage import Prepare, chat, prepare, some_rows, texts, write
+from prompt_stage import Prepare, chat, some_rows, texts, write
 from stores import ROOT
 
 from eagle3.errors import InputError
 from eagle3.prompts.reading.formats import BLANK, chunk_rows, cut
-
-__all__ = ["prepare"]
-
 
 # Chunks
 
@@ -77,11 +74,10 @@ PACK = {"gz": gzip.compress, "zst": zstd}
 
 @pytest.mark.parametrize("ending", PACK)
 def test_packed_files_are_read_like_plain_ones(prepare: Prepare, tmp_path: Path, ending: str) -> None:
-    prepare(some_rows(20), name="same")
-    expected = (prepare.folder / "prompts.jsonl").read_bytes()
+    expected = prepare(some_rows(20), name="same")
     (tmp_path / f"chats.jsonl.{ending}").write_bytes(PACK[ending]((tmp_path / "chats.jsonl").read_bytes()))
-    prepare(path=str(tmp_path / f"chats.jsonl.{ending}"), name="same")
-    assert (prepare.folder / "prompts.jsonl").read_bytes() == expected
+    found = prepare(path=str(tmp_path / f"chats.jsonl.{ending}"), name="same", chunk_mb=0.0001)  # but in one chunk
+    assert [found[key] for key in ("rows", "sha256")] == [expected[key] for key in ("rows", "sha256")]
 
 
 @pytest.mark.parametrize("start", ["[", "\n [", "\ufeff[", "\ufeff\r\n["])
@@ -91,8 +87,8 @@ def test_a_json_array_is_read_plain_or_packed_whatever_its_first_bytes(
     array = (start + json.dumps([chat("a"), chat("b")], indent=1)[1:]).encode()
     for name, content in {"a.json": array, "a.json.gz": gzip.compress(array), "a.JSON.zst": zstd(array)}.items():
         (tmp_path / name).write_bytes(content)
-        prepare(path=str(tmp_path / name))
-        assert texts(prepare) == ["a", "b"], name
+        ledger = prepare(path=str(tmp_path / name), chunk_mb=0.00001)
+        assert (texts(prepare), ledger["rows"]) == (["a", "b"], 2), name
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(array[:-1]))
     with pytest.raises(InputError, match=r"a\.json\.gz starts like a JSON array but is not valid JSON"):
         prepare(path=str(tmp_path / "a.json.gz"))

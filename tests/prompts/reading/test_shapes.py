@@ -5,13 +5,11 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prompt_stage import Prepare, chat, messages_of, prepare, reasons, texts, users, write
+from prompt_stage import Prepare, chat, messages_of, reasons, texts, users, write
 
 from eagle3.errors import InputError
 from eagle3.prompts import Refused
 from eagle3.prompts.reading.shapes import shape_of
-
-__all__ = ["prepare"]
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 

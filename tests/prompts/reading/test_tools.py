@@ -3,14 +3,12 @@
 import json
 
 import pytest
-from prompt_stage import Prepare, chat, prepare, reasons, texts, users
+from prompt_stage import Prepare, chat, reasons, texts, users
 
 from eagle3.errors import InputError
 from eagle3.prompts import Refused
 from eagle3.prompts.reading.conversation import tools_of
 from eagle3.prompts.reading.shapes import shape_of
-
-__all__ = ["prepare"]
 
 PARAMETERS = {"type": "object", "properties": {"town": {"type": "string", "description": "Größe"}}}
 FUNCTION = {"name": "weather", "description": "of a town", "parameters": PARAMETERS}
