@@ -68,10 +68,11 @@ LAYOUTS = {  # of SpecForge
     "padded": {"layout": "padded", "compact_teacher": False},
     "alone": {"layout": "alone", "compact_teacher": False},
 }
-OURS: dict[str, list[str]] = {"bf16": [], "fp8": ["kernels.fp8=true"]}
+TRAINED = "model.train_lm_head=true"  # as SpecForge does
+OURS: dict[str, list[str]] = {"bf16": [TRAINED], "fp8": [TRAINED, "kernels.fp8=true"]}
 LAYERS = [2, 16, 29]  # of a head of random numbers
 GOAL = "all, chain of 7, greedy"
-PLAIN_HEAD = ["model=eagle3", "model.intermediate_size=null"]  # what SpecForge trains
+PLAIN_HEAD = ["model=eagle3", "model.intermediate_size=null", TRAINED]  # what SpecForge trains
 
 
 class Contestant(Protocol):

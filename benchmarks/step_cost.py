@@ -36,10 +36,10 @@ def products(config: HeadConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def product_flops(config: HeadConfig, *, tokens: int, rows: int, pairs: int) -> int:
+def product_flops(config: HeadConfig, *, tokens: int, rows: int, pairs: int, trains_lm_head: bool) -> int:
     """Of the matrix products of forward and backward: 2 FLOP a weight and row, and 4 for its two gradients.
 
-    Prompt rows need `fc`, k and v of step 0; `fc` has no gradient for its input; a teacher's logits have none at all.
+    A fixed `lm_head` has no gradient of its own. Prompt rows need `fc`, k and v of step 0; `fc` has no gradient for its input; a teacher's logits have none at all.
     That is the head as in the paper: a layer that gets by with fewer is credited with all of them.
     """
     weights = {name: inputs * outputs for name, (inputs, outputs) in products(config).items()}
@@ -49,7 +49,7 @@ def product_flops(config: HeadConfig, *, tokens: int, rows: int, pairs: int) -> 
         6 * pairs * in_every_step
         + 6 * prompt_rows * weights["k and v"]
         + 4 * tokens * weights["fc"]
-        + 2 * rows * weights["lm_head"]
+        + 2 * (rows - (0 if trains_lm_head else pairs)) * weights["lm_head"]
     )
 
 

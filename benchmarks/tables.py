@@ -434,6 +434,15 @@ def recipe_seeds() -> str:
     return markdown("training | 135 M: chain of 3 | chain of 7 | 24 M: chain of 3 | chain of 7", rows)
 
 
+def fixed_lm_head() -> str:
+    """Accept length of chains of 7 by epoch, on validation prompts: means of up to three seeds, and half their range."""
+    epochs, rows = (1, 2, 4, 6, 8, 10), []
+    for name, run in result("fixed_lm_head.json")["runs"].items():
+        seeds = run["by_epoch"].values()
+        rows.append([name, *(_with_range([seed[str(n)][1] for seed in seeds if str(n) in seed]) for n in epochs)])
+    return markdown(f"`lm_head` | {' | '.join(f'epoch {n}' for n in epochs)}", rows)
+
+
 def _with_range(values: list[float]) -> str:
     if not values:
         return "-"
@@ -509,7 +518,7 @@ TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
         quickstart, best, public_target, data_curve, served_smollm2, epochs, raced_heads, raced_prompts, heads, recipe,
-        recipe_seeds, race, local_read, parity, bench, tuned, loads, served_ways, long_answers, bounds, long_texts,
+        recipe_seeds, fixed_lm_head, race, local_read, parity, bench, tuned, loads, served_ways, long_answers, bounds, long_texts,
     )
 } | {
     "speculators_heads": partial(raced_heads, "race_speculators.json"),

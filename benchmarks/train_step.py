@@ -181,7 +181,10 @@ def cost(step: Step, batch: TttBatch, ceiling: float) -> dict[str, Any]:
     num_tokens, num_rows = len(batch.pack.input_ids), len(batch.anchors)
     seconds = num_tokens / rate
     shape = step.module.head.config
-    flops = product_flops(shape, tokens=num_tokens, rows=num_rows, pairs=int(batch.anchor_steps.sum()))
+    flops = product_flops(
+        shape, tokens=num_tokens, rows=num_rows, pairs=int(batch.anchor_steps.sum()),
+        trains_lm_head=step.module.head.lm_head.weight.requires_grad,
+    )  # fmt: skip
     kernels = time_by_kernel(lambda: step(batch), device())
     groups: dict[str, float] = defaultdict(float)
     for name, milliseconds in kernels:

@@ -28,9 +28,11 @@ def test_a_small_run_writes_a_row_for_each_case(tmp_path: Path) -> None:
         assert row["ms_by_group"]["matrix products"] > 0
 
 
-def test_the_flop_of_a_step_are_those_of_its_matrix_products() -> None:
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_flop_of_a_step_are_those_of_its_matrix_products(trained: bool) -> None:
     steps = 3
-    config = composed(["ttt_steps=3", "kernels=plain", "trainer.precision=32-true"])
+    overrides = ["ttt_steps=3", "kernels=plain", "trainer.precision=32-true"]
+    config = composed([*overrides, f"model.train_lm_head={trained}"])
     step = random_step(SMALL, config)
     batch = RandomSamples(SMALL, torch.float32, seed=0).pack([40, 30], 0.5, ttt_steps=steps)
     with FlopCounterMode(display=False) as counter:
@@ -38,7 +40,7 @@ def test_the_flop_of_a_step_are_those_of_its_matrix_products() -> None:
     counted = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
     rows = len(batch.anchors)
     # The plain step also computes pairs that are not trained (a turn's last rows at later steps) and unasked teachers.
-    expected = product_flops(SMALL, tokens=70, rows=rows, pairs=steps * rows)
+    expected = product_flops(SMALL, tokens=70, rows=rows, pairs=steps * rows, trains_lm_head=trained)
     unasked = 2 * (len(batch.pack.last_hidden_state) - rows) * SMALL.hidden_size * SMALL.draft_vocab_size
     assert counted == expected + unasked
 
