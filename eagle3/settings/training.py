@@ -247,7 +247,7 @@ def _none_left() -> None:
 
 
 @part_of("eagle3.training.checkpoint.AtomicCheckpointIO")
-class AtomicCheckpointIO(TypedDict):
+class CheckpointIOSettings(TypedDict):
     copies: Text | None
 
 
@@ -284,7 +284,7 @@ class Best(Monitoring):
 
 
 @part_of("eagle3.training.callbacks.LastCheckpoint")
-class Last(TypedDict):
+class LastSettings(TypedDict):
     dirpath: Text
     every_n_steps: CountOrZero  # 0: at the end, and where a signal stops the run
     min_seconds: NotNegative
@@ -297,7 +297,7 @@ class EarlyStopping(Monitoring):
 
 
 @part_of("eagle3.training.curves.Curves")
-class Curves(TypedDict):
+class CurvesSettings(TypedDict):
     run_dir: Text
 
 
@@ -307,13 +307,13 @@ class Throughput(TypedDict):
 
 
 @part_of("eagle3.training.callbacks.Progress")
-class Progress(TypedDict):
+class ProgressSettings(TypedDict):
     refresh_seconds: NotNegative
     metrics: list[Text]
 
 
 @part_of("eagle3.training.loggers.MetricsCSV")
-class Csv(TypedDict):
+class CsvSettings(TypedDict):
     run_dir: Text
     flush_every_n_steps: Count
 
