@@ -34,12 +34,8 @@ class Chat:
     """The target's chat format, with the clock pinned to `date`."""
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        stop_ids: Iterable[int],
-        **settings: Unpack[ChatSettings],
-    ):
+        self, tokenizer: PreTrainedTokenizerBase, *, stop_ids: Iterable[int], **settings: Unpack[ChatSettings]
+    ) -> None:
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
         self.control_ids = control_ids(tokenizer)

@@ -26,7 +26,7 @@ from eagle3.settings.types import (
     wrong,
 )
 
-Action = Literal["drop", "mask", "keep"]
+Action = Literal["drop", "mask", "keep"]  # of overlapping findings the first of these wins
 Hashes = Annotated[int, Field(ge=1, le=1024)]  # of a signature: their product takes memory for each prompt
 Words = Annotated[int, Field(ge=1, le=1000)]
 
@@ -226,7 +226,7 @@ class AllowedSettings(Settings):
 
 
 @part_of("eagle3.prompts.privacy.names.NameModel")
-class NameModel(TypedDict):
+class NameModelSettings(TypedDict):
     path: Text
     file: Text
     threshold: Share
@@ -235,7 +235,7 @@ class NameModel(TypedDict):
 
 
 @part_of("eagle3.prompts.privacy.Privacy")
-class Privacy(TypedDict):
+class PrivacySettings(TypedDict):
     policy: Literal["strict", "patterns", "off"]
     model: Part | None
     actions: NotRequired[dict[Text, Action | None]]

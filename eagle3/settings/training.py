@@ -47,16 +47,12 @@ class OptimSettings(Settings):
     final_lr_fraction: Share = 0.02
 
 
+@part_of("eagle3.head.loss.UnrollLoss")
 @dataclass(frozen=True, kw_only=True)
 class LossSettings(Settings):
     decay: Annotated[float, Field(gt=0, le=10)]
     normalize: Literal["token", "sequence"]
-
-
-@part_of("eagle3.head.loss.UnrollLoss")
-@dataclass(frozen=True, kw_only=True)
-class Loss(LossSettings):
-    divergence: Part = field(default_factory=dict, metadata=OPTIONAL)
+    divergence: Part = field(default=None, metadata=OPTIONAL)
 
 
 @part_of("eagle3.head.divergence")
@@ -142,22 +138,28 @@ class SampleRules(Settings):
     finished_only: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class PackSettings(Settings):
+    """How samples are split, packed and read."""
+
+    pack_tokens: Annotated[int, Field(ge=2, le=2**24)]
+    val_fraction: Annotated[float, Field(gt=0, lt=1)]
+    weights: Annotated[list[Annotated[float, Field(gt=0, le=1000)]], Field(min_length=1)] | None = None
+    limit_samples: Count | None = None
+    order: Literal["shuffled", "streaming"] = "shuffled"
+    shuffle_buffer: Count = 256
+    prefetch: Count = 2
+    readers: Places = 2
+    verify: bool = True
+
+
 @part_of("eagle3.data.datamodule.FeatureData")
 @dataclass(frozen=True, kw_only=True)
-class DataSettings(SampleRules):
+class DataSettings(SampleRules, PackSettings):
     path: Annotated[Any, text_or(Annotated[list[Text], Field(min_length=1)])] | None
     source: Part | None
     cache_dir: Text | None
     cache_gb: Positive
-    pack_tokens: Annotated[int, Field(ge=2, le=2**24)]
-    val_fraction: Annotated[float, Field(gt=0, lt=1)]
-    weights: Annotated[list[Annotated[float, Field(gt=0, le=1000)]], Field(min_length=1)] | None
-    limit_samples: Count | None
-    order: Literal["shuffled", "streaming"]
-    shuffle_buffer: Count
-    prefetch: Count
-    readers: Places
-    verify: bool
 
 
 # --- Lightning -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from datetime import date
 from functools import cache
 from pydoc import ErrorDuringImport, locate
-from typing import Annotated, Any, NotRequired, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeVar, get_type_hints
 
 import yaml
 from pydantic import AfterValidator, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError, with_config
@@ -192,4 +192,7 @@ def _require_taken(target: str, keys: dict[Any, Any]) -> None:
                 raise fault(str(key), value=keys[key], rule=UNKNOWN)
 
 
-Part = Annotated[dict[Any, Any], AfterValidator(_is_part)]
+if TYPE_CHECKING:
+    Part = Any  # a mapping in the config, the object that is built of it in the class that uses it
+else:
+    Part = Annotated[dict[Any, Any], AfterValidator(_is_part)]
