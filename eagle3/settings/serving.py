@@ -167,6 +167,7 @@ class CompareSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Common(Settings):
+    action: Text
     progress: bool
     run_dir: Text
     target: TargetSettings
@@ -198,30 +199,17 @@ class Servers(Common):
 
 @dataclass(frozen=True, kw_only=True)
 class ActionExport(Checks):
-    action: Literal["export"]
     run: Text | None
     checkpoint: Text | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionCheck(Checks):
-    action: Literal["check"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActionDecode(OwnDecoder):
-    action: Literal["decode"]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ActionShow(OwnDecoder):
-    action: Literal["show"]
     out: Text
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActionCompare(Common, OnPrompts):
-    action: Literal["compare"]
     heads: Annotated[list[Text], Field(min_length=1)]
     seed: Seed
     compare: CompareSettings
@@ -235,31 +223,24 @@ class ServedHead(Servers, Drafting):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionLaunch(ServedHead):
-    action: Literal["launch"]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ActionBench(ServedHead, OnPrompts):
-    action: Literal["bench"]
     temperature: Temperature
     bench: BenchSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActionTune(Servers, OnPrompts, Answering):
-    action: Literal["tune"]
     head: Text
     tune: TuneSettings
 
 
 ACTIONS: dict[str, Any] = {
     "export": ActionExport,
-    "check": ActionCheck,
-    "decode": ActionDecode,
+    "check": Checks,
+    "decode": OwnDecoder,
     "show": ActionShow,
     "compare": ActionCompare,
-    "launch": ActionLaunch,
+    "launch": ServedHead,
     "bench": ActionBench,
     "tune": ActionTune,
 }
