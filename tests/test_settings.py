@@ -167,6 +167,9 @@ def test_every_key_takes_any_value_or_is_named_in_one_line(number: int, value: A
         ("train", "kernels.fp8=no", "kernels.fp8='no' must be true or false; the default is kernels.fp8=false"),
         ("precompute", "prompts.language.allowed=[en,false]", "language.allowed[1]=false must be a text; quote"),
         ("precompute", "prompts.privacy.actions.IBAN=hide", "must be 'drop', 'mask' or 'keep'; the default"),
+        ("precompute", "chat.reasoning_parser=[a]", "chat.reasoning_parser=[a] must have 2 or more entries"),
+        ("precompute", "chat.reasoning_parser=no_auto", "chat.reasoning_parser=no_auto must be 'auto'"),
+        ("train", "kernels.cuda_graphs=1", "kernels.cuda_graphs=1 must be true or false; the default is"),
         ("precompute", "features.reasoning=[a]", "features.reasoning=[a] must have 2 or more entries; the default is"),
         (
             "serve action=check",

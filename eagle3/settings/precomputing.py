@@ -21,12 +21,14 @@ from eagle3.settings.types import (
     Settings,
     Text,
     part_of,
+    text_or,
     wrong,
 )
 
 STAGES = ("prompts", "answers", "features", "estimate")
 
 Tokens = Annotated[int, Field(ge=1, le=2**24)]
+Marks = Annotated[list[Text], Field(min_length=2, max_length=2)]  # of reasoning: its start, its end
 
 
 class TargetSettings(TypedDict):
@@ -43,7 +45,7 @@ class ChatSettings(TypedDict):
     template: Text | None
     template_kwargs: dict[Text, Any]
     date: Date
-    reasoning_parser: Literal["auto"] | Annotated[list[Text], Field(min_length=2, max_length=2)] | None
+    reasoning_parser: Annotated[Any, text_or(Marks, Literal["auto"])] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,7 @@ class SampleSettings(Settings):
     max_length: Annotated[int, Field(ge=2, le=2**24)]
     too_long: Literal["truncate", "drop"]
     teachers: Literal["answers", "all"]
-    reasoning: Annotated[list[Text], Field(min_length=2, max_length=2)] | None
+    reasoning: Marks | None
 
 
 @dataclass(frozen=True, kw_only=True)

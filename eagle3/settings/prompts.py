@@ -22,7 +22,6 @@ from eagle3.settings.types import (
     part_of,
     shown,
     text_or,
-    validated,
     wrong,
 )
 
@@ -31,11 +30,7 @@ Hashes = Annotated[int, Field(ge=1, le=1024)]  # of a signature: their product t
 Words = Annotated[int, Field(ge=1, le=1000)]
 
 
-def _names(value: Any) -> Any:
-    return validated(Text if isinstance(value, str) else list[Text], value)
-
-
-Names = Annotated[Any, AfterValidator(_names)]
+Names = Annotated[Any, text_or(list[Text])]
 
 
 @with_config(STRICT)

@@ -55,8 +55,8 @@ class LossSettings(Settings):
     divergence: Part = field(default=None, metadata=OPTIONAL)
 
 
-@part_of("eagle3.head.divergence")
-class Divergence(TypedDict):
+@part_of("eagle3.head.divergence", "eagle3.features.loss_mask", "eagle3.training.callbacks.Throughput")
+class NoKeys(TypedDict):
     pass
 
 
@@ -76,7 +76,7 @@ class KernelSettings(Settings):
     loss: Literal["auto", "chunked", "plain"]
     loss_chunk: Count
     fp8: bool
-    cuda_graphs: bool | Literal["auto"]
+    cuda_graphs: Annotated[Any, text_or(bool, Literal["auto"])]
 
     def __post_init__(self) -> None:
         if self.fp8 and "plain" in (self.layer, self.loss):
@@ -84,11 +84,6 @@ class KernelSettings(Settings):
                 f"kernels.fp8=true is for kernels.layer=fused and kernels.loss=chunked, or auto, here kernels.layer="
                 f"{self.layer} and kernels.loss={self.loss}; kernels.fp8=false multiplies in the trainer's precision"
             )
-
-
-@part_of("eagle3.features.loss_mask")
-class LossMask(TypedDict):
-    pass
 
 
 @with_config(OPEN)
@@ -301,11 +296,6 @@ class EarlyStopping(Monitoring):
 @part_of("eagle3.training.curves.Curves")
 class CurvesSettings(TypedDict):
     run_dir: Text
-
-
-@part_of("eagle3.training.callbacks.Throughput")
-class Throughput(TypedDict):
-    pass
 
 
 @part_of("eagle3.training.callbacks.Progress")

@@ -142,11 +142,11 @@ def _is_date(text: str) -> str:
 Date = Annotated[str, AfterValidator(_is_date)]
 
 
-def text_or(schema: Any) -> AfterValidator:
-    """Check a text, or what `schema` says: a union would put names of its own into the key."""
+def text_or(schema: Any, text: Any = Text) -> AfterValidator:
+    """Check a text by `text`, all else by `schema`: a union would put names of its own into the key."""
 
     def checked(value: Any) -> Any:
-        return validated(Text if isinstance(value, str) else schema, value)
+        return validated(text if isinstance(value, str) else schema, value)
 
     return AfterValidator(checked)
 
