@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from datetime import date
 from functools import cache
 from pydoc import ErrorDuringImport, locate
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeVar, get_args, get_type_hints
 
 import yaml
 from pydantic import AfterValidator, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError, with_config
@@ -186,10 +186,12 @@ def _require_taken(target: str, keys: dict[Any, Any]) -> None:
     except (ErrorDuringImport, TypeError, ValueError) as error:
         rule = f"names no class or function that can be imported ({first_line(error)})"
         raise fault("_target_", value=target, rule=rule) from None
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        for key in keys:
-            if key not in parameters:
-                raise fault(str(key), value=keys[key], rule=UNKNOWN)
+    others = {key: value for key, value in keys.items() if key not in parameters}
+    rest = [parameter.annotation for parameter in parameters.values() if parameter.kind is parameter.VAR_KEYWORD]
+    for schema in get_args(rest[0]) if rest else ():  # **settings: Unpack[schema], inherited from a class of ours
+        validated(schema, others)
+    for key in others if not rest else ():
+        raise fault(str(key), value=others[key], rule=UNKNOWN)
 
 
 if TYPE_CHECKING:
