@@ -190,8 +190,9 @@ def _require_taken(target: str, keys: dict[Any, Any]) -> None:
     rest = [parameter.annotation for parameter in parameters.values() if parameter.kind is parameter.VAR_KEYWORD]
     for schema in get_args(rest[0]) if rest else ():  # **settings: Unpack[schema], inherited from a class of ours
         validated(schema, others)
-    for key in others if not rest else ():
-        raise fault(str(key), value=others[key], rule=UNKNOWN)
+    if others and not rest:
+        key, value = next(iter(others.items()))
+        raise fault(str(key), value=value, rule=UNKNOWN)
 
 
 if TYPE_CHECKING:

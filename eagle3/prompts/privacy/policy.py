@@ -52,7 +52,7 @@ class Privacy:
 
     def __init__(self, **settings: Unpack[PrivacySettings]) -> None:
         actions = settings.get("actions") or {}
-        phone: Any = settings.get("phone")  # both as mappings
+        phone: Any = settings.get("phone")  # Hydra passes both as mappings
         allowed: Any = settings.get("allowed")
         self.policy = settings["policy"]
         self.model: NameModel | None = settings.get("model")
