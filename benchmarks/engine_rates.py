@@ -24,7 +24,6 @@ from result import ROOT, write_result
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from eagle3 import cli
-from eagle3.answers.answerer import Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.served import ServedAnswerer
 from eagle3.engine.client import ask, new_session
@@ -34,7 +33,7 @@ from eagle3.features.capture_check import plain_sentinels
 from eagle3.features.conversation import Conversation
 from eagle3.features.served import ServedExtractor
 from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.precomputing import CaptureSettings, ServedSettings
+from eagle3.settings.precomputing import CaptureSettings, Sampling, ServedSettings
 from eagle3.target.stored import StoredTarget, stored_target
 from eagle3.workers.meter import ProgressBuffer
 from eagle3.workers.task import take_from

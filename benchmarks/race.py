@@ -271,7 +271,7 @@ def train(given: dict[str, Any]) -> list[dict[str, Any]]:
     config = composed(["run_dir=.", *given["overrides"]])
     torch.set_float32_matmul_precision(config.matmul_precision)
     data, _ = build_training(config)
-    one_rank = {"pack_tokens": data.pack_tokens, "world_size": 1, "accumulate": 1}
+    one_rank = {"pack_tokens": data.settings.pack_tokens, "world_size": 1, "accumulate": 1}
     plans = [
         [*plan_epoch(data.train_samples, **one_rank, shuffle_seed=hash64(config.seed, epoch))[0]]
         for epoch in range(config.trainer.max_epochs)
@@ -318,7 +318,7 @@ def maker(config: DictConfig, lr: float | None, total_steps: int) -> Callable[[]
         return SpecForge(
             module.head, *data.source.target_weights(), capture_layers=layers, ttt_steps=config.ttt_steps,
             total_steps=total_steps, lr=lr, layout="joined" if on_gpu() else "alone", compact_teacher=False,
-            row_tokens=data.pack_tokens, device=device(),
+            row_tokens=data.settings.pack_tokens, device=device(),
         )  # fmt: skip
 
     return make

@@ -182,7 +182,7 @@ def main() -> None:
     )  # fmt: skip
     torch.set_float32_matmul_precision(config.matmul_precision)
     data, module = build_training(config)
-    one_rank = {"pack_tokens": data.pack_tokens, "world_size": 1, "accumulate": 1}
+    one_rank = {"pack_tokens": data.settings.pack_tokens, "world_size": 1, "accumulate": 1}
     plans = [
         plan_epoch(data.train_samples, **one_rank, shuffle_seed=hash64(config.seed, epoch))[0]
         for epoch in range(options.epochs)
@@ -192,7 +192,7 @@ def main() -> None:
         return [trained.batch([data.read(ref) for ref in pack.samples]) for pack in planned]
 
     torch.manual_seed(config.seed)
-    row_tokens = max(data.pack_tokens, int(data.train_samples.tokens.max()))
+    row_tokens = max(data.settings.pack_tokens, int(data.train_samples.tokens.max()))
     trained = Speculators(
         module.head, options.target.resolve(), data.source.made_from.capture_layers, settings_of(options),
         row_tokens=row_tokens, total_steps=sum(map(len, plans)),

@@ -435,7 +435,7 @@ def recipe_seeds() -> str:
 
 
 def fixed_lm_head() -> str:
-    """Accept length of chains of 7 by epoch, on validation prompts: means of up to three seeds, and half their range."""
+    """Chains of 7 on validation prompts, epoch by epoch: means of up to three seeds, and half their range."""
     epochs, rows = (1, 2, 4, 6, 8, 10), []
     for name, run in result("fixed_lm_head.json")["runs"].items():
         seeds = run["by_epoch"].values()
@@ -518,7 +518,8 @@ TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
         quickstart, best, public_target, data_curve, served_smollm2, epochs, raced_heads, raced_prompts, heads, recipe,
-        recipe_seeds, fixed_lm_head, race, local_read, parity, bench, tuned, loads, served_ways, long_answers, bounds, long_texts,
+        recipe_seeds, fixed_lm_head, race, local_read, parity, bench, tuned, loads, served_ways, long_answers, bounds,
+        long_texts,
     )
 } | {
     "speculators_heads": partial(raced_heads, "race_speculators.json"),

@@ -93,7 +93,7 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
         except KeyboardInterrupt:
             exit_with("interrupted", 130)
         except Exception as error:
-            message = line_of(error) or added_key(error, HydraConfig.get().overrides.task)
+            message = message_for_user(error) or added_key(error, HydraConfig.get().overrides.task)
             if in_sweep():
                 if message is None:
                     traceback.print_exc()
@@ -142,7 +142,7 @@ def start(main: Callable[[], Any]) -> None:
     except KeyboardInterrupt:
         exit_with("interrupted", 130)
     except (InputError, OSError, HydraException, OmegaConfBaseException) as error:
-        exit_with(line_of(error) or wrong_override(error), 1)
+        exit_with(message_for_user(error) or wrong_override(error), 1)
 
 
 def end_like_ctrl_c(number: int, frame: FrameType | None) -> None:
@@ -153,8 +153,8 @@ def end_like_ctrl_c(number: int, frame: FrameType | None) -> None:
     handler(number, frame)
 
 
-def line_of(error: Exception) -> str | None:
-    """The line for the user; None for an error of ours, which is to show its traceback."""
+def message_for_user(error: Exception) -> str | None:
+    """Return the one line that the user sees; None for an error of ours, which is to show its traceback."""
     if isinstance(error, InputError):
         return str(error)
     if getattr(error, "errno", None) == errno.EDQUOT or "No space left on device" in str(error):  # not only OSErrors

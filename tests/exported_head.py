@@ -152,7 +152,7 @@ def save_checkpoint(path: Path, trained: TrainedHead) -> Path:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     weights = nn.ModuleDict({"head": trained.head}).state_dict()
-    AtomicCheckpointIO().save_checkpoint({"state_dict": weights, "eagle3": facts, "global_step": 1}, path)
+    AtomicCheckpointIO(copies=None).save_checkpoint({"state_dict": weights, "eagle3": facts, "global_step": 1}, path)
     return path
 
 

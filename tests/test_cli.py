@@ -300,7 +300,7 @@ ON_DISK = "its file system refused or failed; run again, or use a folder on anot
 )
 def test_an_error_of_a_file_advises_a_path_only_where_the_path_is_wrong(number: int, advice: str) -> None:
     error = OSError(number, os.strerror(number), "DIR/file")
-    assert cli.line_of(error) == f"DIR/file: {os.strerror(number)}; {advice}"
+    assert cli.message_for_user(error) == f"DIR/file: {os.strerror(number)}; {advice}"
 
 
 def test_ctrl_c_before_the_first_step_is_one_line(

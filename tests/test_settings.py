@@ -17,6 +17,7 @@ from eagle3.commands.train import build_trainer
 from eagle3.errors import InputError
 from eagle3.settings.check import check_settings, require_valid
 from eagle3.settings.types import shown
+from eagle3.training.callbacks import LastCheckpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*GPU available but not used.*", "ignore:.*fraction.*0.*")
 
@@ -167,6 +168,9 @@ def test_every_key_takes_any_value_or_is_named_in_one_line(number: int, value: A
         ("train", "kernels.fp8=no", "kernels.fp8='no' must be true or false; the default is kernels.fp8=false"),
         ("precompute", "prompts.language.allowed=[en,false]", "language.allowed[1]=false must be a text; quote"),
         ("precompute", "prompts.privacy.actions.IBAN=hide", "must be 'drop', 'mask' or 'keep'; the default"),
+        ("precompute", "chat.reasoning_parser=[a]", "chat.reasoning_parser=[a] must have 2 or more entries"),
+        ("precompute", "chat.reasoning_parser=no_auto", "chat.reasoning_parser=no_auto must be 'auto'"),
+        ("train", "kernels.cuda_graphs=1", "kernels.cuda_graphs=1 must be true or false; the default is"),
         ("precompute", "features.reasoning=[a]", "features.reasoning=[a] must have 2 or more entries; the default is"),
         (
             "serve action=check",
@@ -210,6 +214,26 @@ class AnyLoss:
     """A user's own part, which has no schema: its signature says what it takes."""
 
     def __init__(self, *, decay: float, normalize: str) -> None: ...
+
+
+class OwnCheckpoint(LastCheckpoint):
+    """A user's own part, whose keys are those of one of ours."""
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("callbacks.last.min_seconds=-1", "callbacks.last.min_seconds=-1 must be 0 or more; the default is"),
+        ("+callbacks.last.min_minutes=1", "callbacks.last.min_minutes is not a key of this config (did you mean"),
+        ("~callbacks.last.min_seconds", "callbacks.last.min_seconds is left out and must be there"),
+    ],
+)
+def test_a_part_derived_from_one_of_ours_takes_the_same_keys(override: str, line: str) -> None:
+    derived = f"callbacks.last._target_={__name__}.OwnCheckpoint"
+    check_settings(composed("train", derived), "train")
+    with pytest.raises(InputError) as refused:
+        check_settings(composed("train", derived, override), "train")
+    assert line in str(refused.value)
 
 
 PARTS = ("optim", "loss", "kernels", "trainer", "callbacks")

@@ -1,23 +1,12 @@
 """Interface for answerers, and the task of a worker of the answers stage: prompts become rows."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Self
 
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import Dialogue
 from eagle3.workers.meter import Progress
 from eagle3.workers.task import Keyed, Take
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How answers are sampled, and how long they may be: the keys of the same names in conf/sampling."""
-
-    temperature: float  # 0: greedy
-    top_p: float
-    top_k: int  # 0: all
-    max_new_tokens: int
 
 
 class Answerer:

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from eagle3 import cli
-from eagle3.answers.answerer import Answerer, Answering, Sampling
+from eagle3.answers.answerer import Answerer, Answering
 from eagle3.answers.chat import Chat
 from eagle3.answers.imported import ImportedAnswers, imported_rows
 from eagle3.answers.store import AnswerStore, Counts, MadeWith
@@ -19,7 +19,7 @@ from eagle3.engine.endpoint import ENDPOINTS
 from eagle3.engine.local_servers import for_worker
 from eagle3.errors import InputError
 from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.precomputing import ServedSettings
+from eagle3.settings.precomputing import Sampling, ServedSettings
 from eagle3.target.capture import logit_transform_of
 from eagle3.target.facts import context_of
 from eagle3.target.files import TargetFiles
@@ -45,7 +45,7 @@ def answer(config: DictConfig, target: StoredTarget) -> Counts:
     made_with = MadeWith(
         answers=config.answers.name,
         chat=chat.settings,
-        sampling=asdict(sampling_of(config)),
+        sampling=asdict(cli.settings(Sampling, config.sampling)),
         seed=sampling.seed,
         on_length=sampling.on_length,
     )
@@ -61,10 +61,6 @@ def answer(config: DictConfig, target: StoredTarget) -> Counts:
         ahead=2 * in_flight,
         out_dir=out_dir,
     )
-
-
-def sampling_of(config: DictConfig) -> Sampling:
-    return Sampling(**{field.name: config.sampling[field.name] for field in fields(Sampling)})
 
 
 def chat_of(config: DictConfig, target: Target | TargetFiles) -> Chat:
@@ -83,7 +79,7 @@ def answering(config: DictConfig, folder: Path, worker: WorkerId) -> Iterator[An
     """Make the task of a worker; `folder` takes the logs of servers."""
     served = config.answers.name in ENDPOINTS
     target: Target | StoredTarget = stored_target(**cli.plain(config.target)) if served else checked_target(config)
-    chat, sampling = chat_of(config, target), sampling_of(config)
+    chat, sampling = chat_of(config, target), cli.settings(Sampling, config.sampling)
     parts: dict[str, Any] = {"target": target, "sampling": sampling}
     if served:
         settings, launch = cli.settings(ServedSettings, config.answers), cli.settings(LaunchSettings, config.launch)

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from eagle3.adapters.transformers import control_ids
 from eagle3.answers.reasoning import reasoning_of
 from eagle3.errors import InputError
+from eagle3.settings.precomputing import ChatSettings
 
 log = logging.getLogger(__name__)
 
@@ -33,25 +34,19 @@ class Chat:
     """The target's chat format, with the clock pinned to `date`."""
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        template: str | None,
-        template_kwargs: dict[str, Any],
-        date: str,
-        reasoning_parser: str | list[str] | None,
-        stop_ids: Iterable[int],
-    ):
+        self, tokenizer: PreTrainedTokenizerBase, *, stop_ids: Iterable[int], **settings: Unpack[ChatSettings]
+    ) -> None:
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
         self.control_ids = control_ids(tokenizer)
-        source = _template_source(tokenizer, template)
-        self.reasoning = reasoning_of(reasoning_parser, source)
+        source = _template_source(tokenizer, settings["template"])
+        template_kwargs, date, parser = settings["template_kwargs"], settings["date"], settings["reasoning_parser"]
+        self.reasoning = reasoning_of(parser, source)
         self.settings: dict[str, Any] = {
             "template_hash": hashlib.sha256(source.encode()).hexdigest(),
             "template_kwargs": dict(template_kwargs),
             "date": date,
-            "reasoning_parser": reasoning_parser,
+            "reasoning_parser": parser,
         }
         self._source = source
         self.reads_clock = "strftime_now" in source

@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Unpack
 
 from eagle3.adapters.transformers import require_cache
-from eagle3.answers.answerer import Answerer, Sampling
+from eagle3.answers.answerer import Answerer
 from eagle3.answers.dialogue import Dialogue
 from eagle3.answers.generate import alone_because, generate
+from eagle3.settings.precomputing import HuggingFaceSettings, Sampling
 from eagle3.target.batches import batches_by_tokens
 from eagle3.target.model import Target
 from eagle3.workers.meter import Progress
@@ -21,12 +23,12 @@ class HuggingFaceAnswerer(Answerer):
 
     name = "huggingface"
 
-    def __init__(self, *, target: Target, sampling: Sampling, batch_size: int, batch_tokens: int, window: int) -> None:
+    def __init__(self, *, target: Target, sampling: Sampling, **settings: Unpack[HuggingFaceSettings]) -> None:
         require_cache(target.model, target.path)
         if reason := alone_because(target.model):
             log.info("prompts are answered one at a time, whatever answers.batch_size is: %s", reason)
-        self.target, self.sampling = target, sampling
-        self.most, self.window = {"most_rows": batch_size, "most_tokens": batch_tokens}, window
+        self.target, self.sampling, self.window = target, sampling, settings["window"]
+        self.most = {"most_rows": settings["batch_size"], "most_tokens": settings["batch_tokens"]}
 
     def __call__(self, take: Take[Dialogue], progress: Progress) -> Iterator[list[Dialogue]]:
         while window := take(self.window):

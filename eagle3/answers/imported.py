@@ -5,10 +5,11 @@ docs/how-to/imported-answers.md describes the format and every reason for a refu
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from eagle3.answers.chat import SENTINEL, Chat, Messages, RefusedConversation
 from eagle3.answers.rows import AnsweredRow, AnswerError, error_row, new_row, too_long
+from eagle3.settings.precomputing import ImportedSettings
 
 CONTROL_TOKEN_INSIDE = "the answer's text holds that of a control token"
 END_OF_TURN_INSIDE = "the answer contains an end-of-turn token"
@@ -32,9 +33,9 @@ UNSTATED = "unstated"
 class ImportedAnswers:
     """Takes the place of an answerer: the conversations keep the answers that they came with."""
 
-    def __init__(self, *, finish_reason: str) -> None:
-        self.unstated = finish_reason
-        self.name = "imported" if finish_reason == "stop" else "imported, unstated ends are cuts"
+    def __init__(self, **settings: Unpack[ImportedSettings]) -> None:
+        self.unstated = settings["finish_reason"]
+        self.name = "imported" if self.unstated == "stop" else "imported, unstated ends are cuts"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Self
 
 import aiohttp
 
-from eagle3.answers.answerer import Answerer, Sampling
+from eagle3.answers.answerer import Answerer
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import Dialogue
 from eagle3.engine.client import RequestRefused, ServerFailed, new_session
@@ -22,7 +22,7 @@ from eagle3.engine.pool import Pool
 from eagle3.engine.same_target import SENTENCE, require_same_model, require_same_tokens, require_same_weights
 from eagle3.errors import InputError
 from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.precomputing import ServedSettings
+from eagle3.settings.precomputing import Sampling, ServedSettings
 from eagle3.target.stored import StoredTarget
 from eagle3.workers.meter import Progress
 from eagle3.workers.task import Take

@@ -26,6 +26,7 @@ from eagle3.features.source import REQUESTS, FeatureSource, as_setting
 from eagle3.features.split import hash64
 from eagle3.features.turns import anchors_of
 from eagle3.progress import Bar
+from eagle3.settings.training import PackSettings
 
 log = logging.getLogger(__name__)
 FROM_THE_START: dict[str, Any] = {"epoch": 0, "consumed": 0, "before": []}
@@ -37,6 +38,7 @@ class FeatureData(lightning.LightningDataModule):
     `setup("fit")` chooses and splits the samples, after which `train_samples`, `val_samples` and `val_fraction` are
     known. Like in Lightning's own examples it may be called before there is a trainer; the trainer's call then verifies
     the shards. `prepare` turns a pack into the training batch of the head, on the CPU, in the reader threads.
+    `settings` are the fields of PackSettings.
 
     Needs `Trainer(reload_dataloaders_every_n_epochs=1)`: each epoch has its own plan.
     """
@@ -50,25 +52,16 @@ class FeatureData(lightning.LightningDataModule):
         *,
         source: FeatureSource,
         prepare: Callable[[Pack], Batch],
-        pack_tokens: int = 4096,
-        val_fraction: float = 0.05,
-        limit_samples: int | None = None,
         rules: Rules | None = None,
-        weights: list[float] | None = None,
-        order: str = "shuffled",
-        shuffle_buffer: int = 256,
-        prefetch: int = 2,
-        readers: int = 2,
-        verify: bool = True,
         seed: int = 0,
         loss_mask: AllTurns | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__()
         self.source, self.prepare, self.loss_mask = source, prepare, loss_mask or AllTurns()
-        self.pack_tokens, self.val_fraction, self.limit_samples = pack_tokens, val_fraction, limit_samples
-        self.rules, self.weights, self.seed = rules or Rules(), weights, seed
-        self.prefetch, self.readers, self.check_hashes = prefetch, readers, verify
-        self.buffer = shuffle_buffer if order == "streaming" else None
+        self.rules, self.seed, self.settings = rules or Rules(), seed, PackSettings(**settings)
+        self.val_fraction = self.settings.val_fraction
+        self.buffer = self.settings.shuffle_buffer if self.settings.order == "streaming" else None
         self.ranges = ThreadPoolExecutor(AHEAD) if self.buffer else None
         self.requests = ThreadPoolExecutor(REQUESTS) if source.remote else None
         self.stream: StreamReader | None = None
@@ -83,9 +76,10 @@ class FeatureData(lightning.LightningDataModule):
             self.loss_mask.check(self.source.made_from)
             self.selected = self.rules.select(self.source.samples, self.source.location)
             self.train_samples, self.val_samples = self._split()
-            self.mixture = Mixture(self.weights, self.train_samples, self.source) if self.weights else None
+            weights = self.settings.weights
+            self.mixture = Mixture(weights, self.train_samples, self.source) if weights else None
         if self.trainer is not None:
-            if self.check_hashes:
+            if self.settings.verify:
                 self.source.verify(rank=self.trainer.global_rank, world_size=self.trainer.world_size)
             device = self.trainer.strategy.root_device
             self.side_stream = SideStream(device) if device.type == "cuda" else None
@@ -170,7 +164,7 @@ class FeatureData(lightning.LightningDataModule):
         return replace(sample, turns=self.loss_mask(sample))
 
     def _loader(self, part: Callable[[], EpochPart], *, streams: bool) -> PackLoader:
-        options: dict[str, Any] = {"prefetch": self.prefetch, "readers": self.readers}
+        options: dict[str, Any] = {"prefetch": self.settings.prefetch, "readers": self.settings.readers}
         if streams:
             return PackLoader(part, self._load_of_stream, begin=self._begin_stream, **options)
         return PackLoader(part, self._load, **options)
@@ -199,9 +193,8 @@ class FeatureData(lightning.LightningDataModule):
         return batch if self.side_stream is None else self.side_stream.copy(batch)
 
     def _plans(self, samples: Samples, spread: dict[str, int], *, shuffle_seed: int | None) -> list[EpochPlan]:
-        options = {
-            "pack_tokens": self.pack_tokens, "world_size": spread["ranks"], "accumulate": spread["micro_batches"]
-        }  # fmt: skip
+        pack_tokens = self.settings.pack_tokens
+        options = {"pack_tokens": pack_tokens, "world_size": spread["ranks"], "accumulate": spread["micro_batches"]}
         if self.buffer and shuffle_seed is not None:
             return plan_stream(samples, shuffle_seed=shuffle_seed, buffer=self.buffer, **options)
         return plan_epoch(samples, shuffle_seed=shuffle_seed, **options)
@@ -225,11 +218,11 @@ class FeatureData(lightning.LightningDataModule):
 
     def _samples_with_anchors(self) -> Samples:
         fitting = self.loss_mask.select(self.selected)
-        samples = fitting[: self.limit_samples]
+        samples = fitting[: self.settings.limit_samples]
         if type(self.loss_mask) is not AllTurns:  # the index counts anchors of unmasked answers only
             masked = map(self.read, Bar(samples, desc="count anchors under the loss mask"))
             counted = [len(anchors_of(sample.turns)) for sample in masked]
-            if np.array_equal(counted, self.selected.anchors[: self.limit_samples]):
+            if np.array_equal(counted, self.selected.anchors[: self.settings.limit_samples]):
                 log.warning(
                     "loss_mask=%s changes nothing: no answer of %s contains what it leaves out (features.reasoning "
                     "names the markers of reasoning)",
@@ -251,11 +244,11 @@ class FeatureData(lightning.LightningDataModule):
         return samples
 
     def _check_lengths(self, samples: Samples) -> None:
-        longest = samples[int(samples.tokens.argmax())].entry
-        if longest.tokens > self.pack_tokens:
-            too_long = int((samples.tokens > self.pack_tokens).sum())
+        longest, pack_tokens = samples[int(samples.tokens.argmax())].entry, self.settings.pack_tokens
+        if longest.tokens > pack_tokens:
+            too_long = int((samples.tokens > pack_tokens).sum())
             raise InputError(
-                f"data.pack_tokens={self.pack_tokens} is too small for {too_long} samples (the longest, "
+                f"data.pack_tokens={pack_tokens} is too small for {too_long} samples (the longest, "
                 f"{longest.id}: {longest.tokens} tokens); set data.pack_tokens={longest.tokens} or more, or leave "
-                f"them out with data.max_tokens={self.pack_tokens}"
+                f"them out with data.max_tokens={pack_tokens}"
             )

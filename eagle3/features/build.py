@@ -25,7 +25,7 @@ from eagle3.features.manifest import TARGET_WEIGHTS, MadeFrom, Manifest
 from eagle3.features.store_writer import StoreWriter
 from eagle3.features.task import Extractor, Sharding
 from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.precomputing import CaptureSettings
+from eagle3.settings.precomputing import CaptureSettings, SampleSettings
 from eagle3.storage.folder import Storage, open_folder
 from eagle3.target.capture import check_capture_layers, default_capture_layers
 from eagle3.target.device import free_bytes
@@ -46,17 +46,12 @@ STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureSettings:
-    """The keys of the same names in conf/features that decide what a sample holds; who captures, computing in what."""
+class FeatureSettings(SampleSettings):
+    """What a sample holds, the captured layers, who captures them, and the dtype that the target computes in."""
 
     captured_by: str
     target_dtype: str
     capture_layers: list[int]
-    dtype: str
-    max_length: int
-    too_long: str
-    teachers: str
-    reasoning: list[str] | None
 
 
 def extract(config: DictConfig, target: StoredTarget) -> Manifest:
@@ -79,13 +74,13 @@ def feature_folder(config: DictConfig) -> Storage:
 
 
 def feature_settings(config: DictConfig, target: StoredTarget) -> FeatureSettings:
-    features, num_layers = cli.plain(config.features), target.text_config.num_hidden_layers
-    layers = features["capture_layers"] or default_capture_layers(num_layers)
+    features, num_layers = config.features, target.text_config.num_hidden_layers
+    layers = features.capture_layers or default_capture_layers(num_layers)
     return FeatureSettings(
-        captured_by="sglang" if features["engine"] else "huggingface",
+        captured_by="sglang" if features.engine else "huggingface",
         target_dtype=target_dtype(config, target),
         capture_layers=check_capture_layers(layers, num_layers),
-        **{key: features[key] for key in ("dtype", "max_length", "too_long", "teachers", "reasoning")},
+        **vars(cli.settings(SampleSettings, features)),
     )
 
 

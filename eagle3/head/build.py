@@ -42,7 +42,6 @@ def build_head(
     default_draft_vocab_size: int = 32000,
     lm_head_from_target: bool = True,
     train_lm_head: bool = False,
-    rope_parameters: dict[str, Any] | None = None,
     start: StartHead | None = None,
     **settings: Any,
 ) -> DraftHead:
@@ -60,7 +59,6 @@ def build_head(
         draft_ids = extended(start.head.draft_ids, counts, default_draft_vocab_size)
     else:
         draft_ids = most_frequent(counts, draft_vocab_size, default_draft_vocab_size)
-    settings |= {"rope_parameters": rope_parameters}
     settings = settings_of(start, source, kind, settings) if start else with_norms(settings)
     made = kind_named(kind)
     config = made.config_type.for_target(

@@ -21,15 +21,17 @@ from eagle3.settings.types import (
     Settings,
     Text,
     part_of,
+    text_or,
     wrong,
 )
 
 STAGES = ("prompts", "answers", "features", "estimate")
 
 Tokens = Annotated[int, Field(ge=1, le=2**24)]
+Marks = Annotated[list[Text], Field(min_length=2, max_length=2)]  # of reasoning: its start, its end
 
 
-class Target(TypedDict):
+class TargetSettings(TypedDict):
     path: Text | None
     revision: Text | None
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
@@ -39,25 +41,32 @@ class Target(TypedDict):
     check_health: bool
 
 
-class Chat(TypedDict):
+class ChatSettings(TypedDict):
     template: Text | None
     template_kwargs: dict[Text, Any]
     date: Date
-    reasoning_parser: Literal["auto"] | Annotated[list[Text], Field(min_length=2, max_length=2)] | None
+    reasoning_parser: Annotated[Any, text_or(Marks, Literal["auto"])] | None
 
 
-class SamplingSettings(TypedDict):
-    temperature: Annotated[float, Field(ge=0, le=100)]
+@dataclass(frozen=True, kw_only=True)
+class Sampling(Settings):
+    """How answers are sampled, and how long they may be."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)]  # 0: greedy
     top_p: Annotated[float, Field(gt=0, le=1)]
-    top_k: CountOrZero
+    top_k: CountOrZero  # 0: all
     max_new_tokens: Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings(Sampling):
     on_length: Literal["keep", "drop"]
     max_prompt_tokens: Tokens | None
     seed: Seed
 
 
 @part_of("eagle3.answers.huggingface.HuggingFaceAnswerer")
-class HuggingFaceAnswerer(TypedDict):
+class HuggingFaceSettings(TypedDict):
     name: Literal["huggingface"]
     batch_size: Count
     batch_tokens: Count
@@ -84,7 +93,7 @@ class ServedSettings(Settings):
 
 
 @part_of("eagle3.answers.imported.ImportedAnswers")
-class Imported(TypedDict):
+class ImportedSettings(TypedDict):
     name: Literal["imported"]
     finish_reason: Literal["stop", "length"]
 
@@ -102,14 +111,21 @@ class CaptureSettings(Settings):
     give_up_s: Seconds
 
 
-class Features(TypedDict):
-    path: Text | None
-    capture_layers: Annotated[list[Annotated[int, Field(ge=1, le=10_000)]], Field(min_length=1)] | None
+@dataclass(frozen=True, kw_only=True)
+class SampleSettings(Settings):
+    """What a sample of a feature store holds."""
+
     dtype: Literal["bfloat16", "float16", "float32", "fp8"]
     max_length: Annotated[int, Field(ge=2, le=2**24)]
     too_long: Literal["truncate", "drop"]
     teachers: Literal["answers", "all"]
-    reasoning: Annotated[list[Text], Field(min_length=2, max_length=2)] | None
+    reasoning: Marks | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features(SampleSettings):
+    path: Text | None
+    capture_layers: Annotated[list[Annotated[int, Field(ge=1, le=10_000)]], Field(min_length=1)] | None
     batch_tokens: Tokens
     engine: CaptureSettings | None
     shard_mb: Annotated[float, Field(ge=0.001, le=1e6)]
@@ -121,7 +137,7 @@ class InProcess(TypedDict):
 
 
 @part_of("eagle3.workers.cluster.OnRay")
-class OnRay(TypedDict):
+class RaySettings(TypedDict):
     address: Text | None
     count: Places | None
     gpus: CountOrZero | None
@@ -170,9 +186,9 @@ def _local(path: str) -> str:
 
 @with_config(STRICT)
 class Precompute(TypedDict):
-    target: Target
+    target: TargetSettings
     prompts: PromptSettings
-    chat: Chat
+    chat: ChatSettings
     sampling: SamplingSettings
     answers: Part
     features: Features

@@ -22,20 +22,15 @@ from eagle3.settings.types import (
     part_of,
     shown,
     text_or,
-    validated,
     wrong,
 )
 
-Action = Literal["drop", "mask", "keep"]
+Action = Literal["drop", "mask", "keep"]  # of overlapping findings the first of these wins
 Hashes = Annotated[int, Field(ge=1, le=1024)]  # of a signature: their product takes memory for each prompt
 Words = Annotated[int, Field(ge=1, le=1000)]
 
 
-def _names(value: Any) -> Any:
-    return validated(Text if isinstance(value, str) else list[Text], value)
-
-
-Names = Annotated[Any, AfterValidator(_names)]
+Names = Annotated[Any, text_or(list[Text])]
 
 
 @with_config(STRICT)
@@ -226,7 +221,7 @@ class AllowedSettings(Settings):
 
 
 @part_of("eagle3.prompts.privacy.names.NameModel")
-class NameModel(TypedDict):
+class NameModelSettings(TypedDict):
     path: Text
     file: Text
     threshold: Share
@@ -235,7 +230,7 @@ class NameModel(TypedDict):
 
 
 @part_of("eagle3.prompts.privacy.Privacy")
-class Privacy(TypedDict):
+class PrivacySettings(TypedDict):
     policy: Literal["strict", "patterns", "off"]
     model: Part | None
     actions: NotRequired[dict[Text, Action | None]]

@@ -1,6 +1,7 @@
 """Keys of serve.py: a schema for each action, which conf/action names."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field
@@ -9,7 +10,7 @@ from typing_extensions import TypedDict
 from eagle3.draft_shape import Shape, num_draft_tokens
 from eagle3.errors import InputError
 from eagle3.settings.engine import Address, DraftTokens, DraftWindow, LaunchSettings, Seconds, Steps, TopK
-from eagle3.settings.precomputing import Chat, Target
+from eagle3.settings.precomputing import ChatSettings, TargetSettings
 from eagle3.settings.types import Count, CountOrZero, NotNegative, Seed, Settings, Text, fault
 
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
@@ -19,7 +20,7 @@ Repeats = Annotated[int, Field(ge=1, le=10_000)]
 RepeatsOrNone = Annotated[int, Field(ge=0, le=10_000)]
 
 
-class Prompts(TypedDict):
+class PromptFile(TypedDict):
     path: Text | None
     split: Text | None
 
@@ -28,9 +29,9 @@ class Prompts(TypedDict):
 class CheckSettings(Settings):
     """What a head must reach before it is served."""
 
-    min_accept_length: Annotated[float, Field(ge=0, le=65)]
-    max_difference: NotNegative
-    questions: Annotated[list[Text], Field(min_length=1)]
+    min_accept_length: Annotated[float, Field(ge=0, le=65)] = 1.0
+    max_difference: NotNegative = math.inf
+    questions: Annotated[list[Text], Field(min_length=1)] = field(default_factory=list)
 
 
 # The plain target's server, that of the target with the head, and the same whose steps change with the load.
@@ -166,15 +167,16 @@ class CompareSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Common(Settings):
+    action: Text
     progress: bool
     run_dir: Text
-    target: Target
+    target: TargetSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnPrompts(Settings):
-    chat: Chat
-    prompts: Prompts
+    chat: ChatSettings
+    prompts: PromptFile
     limit: Count | None
     max_new_tokens: NewTokens
 
@@ -197,30 +199,17 @@ class Servers(Common):
 
 @dataclass(frozen=True, kw_only=True)
 class ActionExport(Checks):
-    action: Literal["export"]
     run: Text | None
     checkpoint: Text | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionCheck(Checks):
-    action: Literal["check"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActionDecode(OwnDecoder):
-    action: Literal["decode"]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ActionShow(OwnDecoder):
-    action: Literal["show"]
     out: Text
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActionCompare(Common, OnPrompts):
-    action: Literal["compare"]
     heads: Annotated[list[Text], Field(min_length=1)]
     seed: Seed
     compare: CompareSettings
@@ -234,31 +223,24 @@ class ServedHead(Servers, Drafting):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionLaunch(ServedHead):
-    action: Literal["launch"]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ActionBench(ServedHead, OnPrompts):
-    action: Literal["bench"]
     temperature: Temperature
     bench: BenchSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActionTune(Servers, OnPrompts, Answering):
-    action: Literal["tune"]
     head: Text
     tune: TuneSettings
 
 
 ACTIONS: dict[str, Any] = {
     "export": ActionExport,
-    "check": ActionCheck,
-    "decode": ActionDecode,
+    "check": Checks,
+    "decode": OwnDecoder,
     "show": ActionShow,
     "compare": ActionCompare,
-    "launch": ActionLaunch,
+    "launch": ServedHead,
     "bench": ActionBench,
     "tune": ActionTune,
 }

@@ -39,28 +39,24 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 @part_of("eagle3.training.optim.AdamWCosine", "eagle3.training.optim.MuonCosine")
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings(Settings):
-    lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
+    lr: Annotated[float, Field(gt=0, le=10)]
     betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)] = field(default_factory=lambda: [0.9, 0.95])
-    weight_decay: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=1000)]
     warmup_fraction: Share = 0.03
     decay_fraction: Share = 1.0
     final_lr_fraction: Share = 0.02
 
 
+@part_of("eagle3.head.loss.UnrollLoss")
 @dataclass(frozen=True, kw_only=True)
 class LossSettings(Settings):
     decay: Annotated[float, Field(gt=0, le=10)]
     normalize: Literal["token", "sequence"]
+    divergence: Part = field(default=None, metadata=OPTIONAL)
 
 
-@part_of("eagle3.head.loss.UnrollLoss")
-@dataclass(frozen=True, kw_only=True)
-class Loss(LossSettings):
-    divergence: Part = field(default_factory=dict, metadata=OPTIONAL)
-
-
-@part_of("eagle3.head.divergence")
-class Divergence(TypedDict):
+@part_of("eagle3.head.divergence", "eagle3.features.loss_mask", "eagle3.training.callbacks.Throughput")
+class NoKeys(TypedDict):
     pass
 
 
@@ -80,7 +76,7 @@ class KernelSettings(Settings):
     loss: Literal["auto", "chunked", "plain"]
     loss_chunk: Count
     fp8: bool
-    cuda_graphs: bool | Literal["auto"]
+    cuda_graphs: Annotated[Any, text_or(bool, Literal["auto"])]
 
     def __post_init__(self) -> None:
         if self.fp8 and "plain" in (self.layer, self.loss):
@@ -88,11 +84,6 @@ class KernelSettings(Settings):
                 f"kernels.fp8=true is for kernels.layer=fused and kernels.loss=chunked, or auto, here kernels.layer="
                 f"{self.layer} and kernels.loss={self.loss}; kernels.fp8=false multiplies in the trainer's precision"
             )
-
-
-@part_of("eagle3.features.loss_mask")
-class LossMask(TypedDict):
-    pass
 
 
 @with_config(OPEN)
@@ -143,22 +134,28 @@ class SampleRules(Settings):
     finished_only: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class PackSettings(Settings):
+    """How samples are split, packed and read."""
+
+    pack_tokens: Annotated[int, Field(ge=2, le=2**24)] = 4096
+    val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    weights: Annotated[list[Annotated[float, Field(gt=0, le=1000)]], Field(min_length=1)] | None = None
+    limit_samples: Count | None = None
+    order: Literal["shuffled", "streaming"] = "shuffled"
+    shuffle_buffer: Count = 256
+    prefetch: Count = 2
+    readers: Places = 2
+    verify: bool = True
+
+
 @part_of("eagle3.data.datamodule.FeatureData")
 @dataclass(frozen=True, kw_only=True)
-class DataSettings(SampleRules):
+class DataSettings(SampleRules, PackSettings):
     path: Annotated[Any, text_or(Annotated[list[Text], Field(min_length=1)])] | None
     source: Part | None
     cache_dir: Text | None
     cache_gb: Positive
-    pack_tokens: Annotated[int, Field(ge=2, le=2**24)]
-    val_fraction: Annotated[float, Field(gt=0, lt=1)]
-    weights: Annotated[list[Annotated[float, Field(gt=0, le=1000)]], Field(min_length=1)] | None
-    limit_samples: Count | None
-    order: Literal["shuffled", "streaming"]
-    shuffle_buffer: Count
-    prefetch: Count
-    readers: Places
-    verify: bool
 
 
 # --- Lightning -------------------------------------------------------------------------------------------------------
@@ -248,7 +245,7 @@ def _none_left() -> None:
 
 
 @part_of("eagle3.training.checkpoint.AtomicCheckpointIO")
-class AtomicCheckpointIO(TypedDict):
+class CheckpointIOSettings(TypedDict):
     copies: Text | None
 
 
@@ -285,7 +282,7 @@ class Best(Monitoring):
 
 
 @part_of("eagle3.training.callbacks.LastCheckpoint")
-class Last(TypedDict):
+class LastSettings(TypedDict):
     dirpath: Text
     every_n_steps: CountOrZero  # 0: at the end, and where a signal stops the run
     min_seconds: NotNegative
@@ -298,23 +295,18 @@ class EarlyStopping(Monitoring):
 
 
 @part_of("eagle3.training.curves.Curves")
-class Curves(TypedDict):
+class CurvesSettings(TypedDict):
     run_dir: Text
 
 
-@part_of("eagle3.training.callbacks.Throughput")
-class Throughput(TypedDict):
-    pass
-
-
 @part_of("eagle3.training.callbacks.Progress")
-class Progress(TypedDict):
+class ProgressSettings(TypedDict):
     refresh_seconds: NotNegative
     metrics: list[Text]
 
 
 @part_of("eagle3.training.loggers.MetricsCSV")
-class Csv(TypedDict):
+class CsvSettings(TypedDict):
     run_dir: Text
     flush_every_n_steps: Count
 

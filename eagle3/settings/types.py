@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from datetime import date
 from functools import cache
 from pydoc import ErrorDuringImport, locate
-from typing import Annotated, Any, NotRequired, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeVar, get_args, get_type_hints
 
 import yaml
 from pydantic import AfterValidator, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError, with_config
@@ -142,11 +142,11 @@ def _is_date(text: str) -> str:
 Date = Annotated[str, AfterValidator(_is_date)]
 
 
-def text_or(schema: Any) -> AfterValidator:
-    """Check a text, or what `schema` says: a union would put names of its own into the key."""
+def text_or(schema: Any, text: Any = Text) -> AfterValidator:
+    """Check a text by `text`, all else by `schema`: a union would put names of its own into the key."""
 
     def checked(value: Any) -> Any:
-        return validated(Text if isinstance(value, str) else schema, value)
+        return validated(text if isinstance(value, str) else schema, value)
 
     return AfterValidator(checked)
 
@@ -186,10 +186,16 @@ def _require_taken(target: str, keys: dict[Any, Any]) -> None:
     except (ErrorDuringImport, TypeError, ValueError) as error:
         rule = f"names no class or function that can be imported ({first_line(error)})"
         raise fault("_target_", value=target, rule=rule) from None
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        for key in keys:
-            if key not in parameters:
-                raise fault(str(key), value=keys[key], rule=UNKNOWN)
+    others = {key: value for key, value in keys.items() if key not in parameters}
+    rest = [parameter.annotation for parameter in parameters.values() if parameter.kind is parameter.VAR_KEYWORD]
+    for schema in get_args(rest[0]) if rest else ():  # **settings: Unpack[schema], inherited from a class of ours
+        validated(schema, others)
+    if others and not rest:
+        key, value = next(iter(others.items()))
+        raise fault(str(key), value=value, rule=UNKNOWN)
 
 
-Part = Annotated[dict[Any, Any], AfterValidator(_is_part)]
+if TYPE_CHECKING:
+    Part = Any  # a mapping in the config, the object that is built of it in the class that uses it
+else:
+    Part = Annotated[dict[Any, Any], AfterValidator(_is_part)]

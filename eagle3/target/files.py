@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 from eagle3.adapters.transformers import text_part
 from eagle3.errors import InputError, first_line
+from eagle3.settings.precomputing import TargetSettings
 from eagle3.target.checkpoint_files import (
     require_embedded_tokens,
     require_known_quantization,
@@ -50,13 +51,12 @@ class TargetFiles:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
-def read_target_files(
-    *, path: str | None, revision: str | None, trust_remote_code: bool, **loading: object
-) -> TargetFiles:
+def read_target_files(**settings: Unpack[TargetSettings]) -> TargetFiles:
     """Read a local folder or a model of the Hugging Face hub; InputError for whatever cannot be a target.
 
     Takes the keys of conf/target, of which those for loading have no effect."""
-    path = checked_path(path)
+    path, revision = checked_path(settings["path"]), settings["revision"]
+    trust_remote_code = settings["trust_remote_code"]
     require_no_adapter(path, revision)
     config_dict, config = load_config(path, revision=revision, trust_remote_code=trust_remote_code)
     require_known_quantization(path, revision, config_dict)

@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import eagle3
 from eagle3.errors import InputError, require_packages
+from eagle3.settings.precomputing import RaySettings
 from eagle3.workers.driver import Driver
 from eagle3.workers.meter import Progress
 from eagle3.workers.task import Build, Keyed, WorkerId
@@ -29,13 +30,11 @@ CONNECT_S = 10.0
 class OnRay:
     """`Workers` on a cluster. Settings are the keys of conf/workers/ray.yaml."""
 
-    def __init__(
-        self, *, address: str | None, count: int | None, gpus: int, cpus: float, restarts: int, logs: Path
-    ) -> None:
-        """`gpus` and `cpus` of each; `count` None: as many as fit on the cluster, also on nodes that join later."""
+    def __init__(self, *, logs: Path, **settings: Unpack[RaySettings]) -> None:
         require_packages("ray", extra="ray", needed_by="workers=ray")
-        self.address, self.count, self.restarts, self.logs = address, count, restarts, logs
-        self.resources = {"GPU": gpus, "CPU": cpus}
+        self.address, self.count = settings["address"], settings["count"]
+        self.restarts, self.logs = settings["restarts"], logs
+        self.resources: dict[str, Any] = {"GPU": settings["gpus"], "CPU": settings["cpus"]}  # of each worker
 
     def __call__(
         self, build: Build, items: Iterable[Keyed], progress: Progress, *, ahead: int, total: int | None = None

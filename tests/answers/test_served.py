@@ -10,7 +10,6 @@ from aiohttp import web
 from protocol_server import ProtocolServer, plain
 from serving_fixtures import launch_settings, serving, sglang_site
 
-from eagle3.answers.answerer import Sampling
 from eagle3.answers.chat import Chat
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.answers.served import ServedAnswerer
@@ -18,7 +17,7 @@ from eagle3.engine import pool
 from eagle3.engine.client import KEY
 from eagle3.engine.process import require_free_port
 from eagle3.errors import InputError
-from eagle3.settings.precomputing import ServedSettings
+from eagle3.settings.precomputing import Sampling, ServedSettings
 from eagle3.storage.files import read_jsonl, write_jsonl
 from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget

@@ -13,7 +13,7 @@ from prompt_stage import messages_of
 
 import eagle3.answers.huggingface
 import eagle3.answers.store
-from eagle3.answers.answerer import Answering, Sampling
+from eagle3.answers.answerer import Answering
 from eagle3.answers.build import answer_prompts, import_answers, prompt_limit
 from eagle3.answers.dialogue import NO_CONTENT, Dialogue
 from eagle3.answers.huggingface import HuggingFaceAnswerer
@@ -21,6 +21,7 @@ from eagle3.answers.imported import END_OF_TURN_INSIDE, NOT_THE_TEXT, TWO_ANSWER
 from eagle3.answers.store import AnswerStore, MadeWith, read_answers
 from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError
+from eagle3.settings.precomputing import Sampling
 from eagle3.storage.files import read_jsonl, sha256_file, write_jsonl
 from eagle3.storage.records import sealed_bytes, write_sealed_json
 from eagle3.workers.in_process import InProcess

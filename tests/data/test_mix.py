@@ -116,7 +116,7 @@ def test_each_store_gives_its_weight_of_samples_and_none_more_often_than_another
     assert set(times) <= set(names(data.train_samples))
 
 
-def test_an_epoch_draws_anew_and_in_the_end_takes_all(two_stores: list[str]) -> None:
+def test_each_epoch_draws_again_and_all_epochs_together_take_every_sample(two_stores: list[str]) -> None:
     epochs = [Counter(trained(feature_data(two_stores, weights=[1, 0.5], current_epoch=epoch))) for epoch in range(12)]
     assert epochs[0] == Counter(trained(feature_data(two_stores, weights=[1, 0.5]))) != epochs[1]
     assert set().union(*epochs) == set(names(feature_data(two_stores).train_samples))

@@ -1,6 +1,5 @@
 """The target: loaded as its folder says, known by what it is, refused under the config key."""
 
-import inspect
 import json
 import re
 import shutil
@@ -15,6 +14,7 @@ from scripts import composed
 from stores import ASSETS, CONF
 
 from eagle3.errors import InputError
+from eagle3.settings.precomputing import TargetSettings
 from eagle3.target.identity import require_same_target
 from eagle3.target.model import load_target
 
@@ -179,7 +179,7 @@ def test_auto_takes_the_gpu_and_the_dtype_of_the_checkpoint():
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "target").glob("*.yaml")))
-def test_every_target_option_sets_exactly_what_load_target_takes(name):
+def test_every_target_option_sets_exactly_the_keys_that_load_target_takes(name):
     options = composed(f"target/{name}").target
-    assert set(options) == set(inspect.signature(load_target).parameters)
+    assert set(options) == set(TargetSettings.__annotations__)
     assert (options.path is None) == (name == "default")

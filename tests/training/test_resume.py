@@ -33,7 +33,7 @@ def save(content: dict[str, Any]) -> Saved:
     def saved(path: Path, step: int, seed: int = 0) -> Path:
         record = {**content["eagle3"], "settings": {"seed": seed}}
         path.parent.mkdir(parents=True, exist_ok=True)
-        AtomicCheckpointIO().save_checkpoint({**content, "eagle3": record, "global_step": step}, path)
+        AtomicCheckpointIO(copies=None).save_checkpoint({**content, "eagle3": record, "global_step": step}, path)
         return path
 
     return saved

@@ -79,9 +79,9 @@ def test_the_record_and_a_resumed_training_keep_the_head_that_the_training_start
     resumed, checkpoint = train("resumed", f"init_from={head}"), read_resumed(str(last))
     assert checkpoint is not None
     require_checkpoint_fits(checkpoint, resumed.data.source, resumed.module.head, resumed.module.settings)
-    anew = train("anew")
+    other = train("from_scratch")
     with pytest.raises(InputError, match=r"trained with other settings \(init_from={'config\.json'.* then, None now\)"):
-        require_checkpoint_fits(checkpoint, anew.data.source, anew.module.head, anew.module.settings)
+        require_checkpoint_fits(checkpoint, other.data.source, other.module.head, other.module.settings)
 
 
 def test_a_head_is_refused_before_anything_is_trained(train: Callable[..., Run], tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ Each process loads the model when it first uses it, because a `Privacy` is pickl
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from eagle3.errors import InputError, require_packages
-from eagle3.prompts.privacy.recogniser import Action, Span
+from eagle3.prompts.privacy.recogniser import Span
+from eagle3.settings.prompts import NameModelSettings
 
 REQUIRED = frozenset({"PERSON", "LOCATION"})  # the strict policy needs a model for these
 ONLY_BY_MODEL = REQUIRED | {"ORGANIZATION", "STREET_ADDRESS"}  # no pattern finds them
@@ -33,18 +34,10 @@ class NameModel:
     finding. Raises InputError if the folder has no such model.
     """
 
-    def __init__(
-        self,
-        *,
-        path: str,
-        file: str,
-        threshold: float,
-        actions: Mapping[str, Action],
-        labels: Mapping[str, Sequence[str]],
-    ):
+    def __init__(self, **settings: Unpack[NameModelSettings]) -> None:
         require_packages("onnxruntime", "tokenizers", extra="onnx", needed_by="prompts/privacy/model=onnx")
-        self.path, self.file, self.threshold = Path(path).expanduser(), file, threshold
-        self.actions = dict(actions)
+        path, self.file, self.threshold = settings["path"], settings["file"], settings["threshold"]
+        self.path, self.actions, labels = Path(path).expanduser(), settings["actions"], settings["labels"]
         self.entities = LABELS | {_plain(label): entity for entity, each in labels.items() for label in each}
         self.id2label = self._labels_of_model()
         if unknown := sorted(set(self.actions) - {self._entity(label) for label in self.id2label.values()}):
@@ -53,7 +46,7 @@ class NameModel:
                 f"{', '.join(sorted(self.id2label.values()))[:200]}); name its labels in {KEY}.labels, or do not "
                 f"look for them: ~{KEY}.actions.{unknown[0]}"
             )
-        for name in (file, "tokenizer.json"):
+        for name in (self.file, "tokenizer.json"):
             if not (self.path / name).is_file():
                 raise InputError(
                     f"{KEY}.path={path} has no {name}; give the model's folder, and its graph as {KEY}.file"

@@ -3,22 +3,22 @@
 import logging
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack, get_args
 
 from eagle3.errors import InputError
 from eagle3.prompts.privacy import contact, ids, network, passwords, payment, secrets
 from eagle3.prompts.privacy.contact import Phones
 from eagle3.prompts.privacy.names import IN_PROSE, ONLY_BY_MODEL, REQUIRED, NameModel
 from eagle3.prompts.privacy.placeholders import Allowed
-from eagle3.prompts.privacy.recogniser import ACTIONS, Action
 from eagle3.prompts.reading.prompt import Prompt, Verdict
 from eagle3.prompts.reading.shapes import from_json
-from eagle3.settings.prompts import AllowedSettings
+from eagle3.settings.prompts import Action, AllowedSettings, PrivacySettings
 from eagle3.storage.files import sha256_json
 
 log = logging.getLogger(__name__)
+ACTIONS = get_args(Action)
 
 # Of equal findings the first recogniser's counts; phone numbers come between FIRST and LAST.
 FIRST = [*contact.RECOGNISERS, *payment.RECOGNISERS, *ids.RECOGNISERS, *network.RECOGNISERS]
@@ -50,24 +50,18 @@ class Privacy:
 
     name = "privacy"
 
-    def __init__(
-        self,
-        *,
-        policy: str,
-        actions: Mapping[str, Action | None] | None = None,
-        phone: Mapping[str, list[str]] | None = None,
-        recognisers: Mapping[str, Any] | None = None,
-        model: NameModel | None = None,
-        allowed: Mapping[str, Any] | None = None,
-    ):
-        self.policy = policy
-        self.actions = {entity: action for entity, action in (actions or {}).items() if action is not None}
+    def __init__(self, **settings: Unpack[PrivacySettings]) -> None:
+        actions = settings.get("actions") or {}
+        phone: Any = settings.get("phone")  # Hydra passes both as mappings
+        allowed: Any = settings.get("allowed")
+        self.policy = settings["policy"]
+        self.model: NameModel | None = settings.get("model")
+        self.actions = {entity: action for entity, action in actions.items() if action is not None}
         self.phones = [Phones(**phone)] if phone else []
-        self.own = list((recognisers or {}).values())
-        self.model = model
+        self.own = list(settings.get("recognisers", {}).values())
         self.allowed = Allowed(AllowedSettings(**allowed)) if allowed else None
         known = sorted({each.entity for each in self._all()})
-        if unknown := sorted(set(actions or ()) - set(known)):
+        if unknown := sorted(set(actions) - set(known)):
             raise InputError(
                 f"prompts.privacy.actions.{unknown[0]}: no recogniser finds it; take {', '.join(known)}, or add one "
                 f"to prompts.privacy.recognisers"

@@ -3,10 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
-
-Action = Literal["drop", "mask", "keep"]
-ACTIONS = get_args(Action)
+from typing import NamedTuple
 
 # How far context words may be from a match, in characters. Bounded, so that no text takes more than linear time.
 WORDS_BEFORE, WORDS_AFTER = 80, 40

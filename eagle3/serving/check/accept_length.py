@@ -1,7 +1,7 @@
 """Accept length of a head by our own decoder, compared with the training's."""
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength
 from eagle3.prompts import Source
 from eagle3.serving.check.prompts import PromptSet, file_prompts, longest_prompt, question_prompts, validation_prompts
 from eagle3.serving.report import with_error
-from eagle3.settings.serving import Decoding
+from eagle3.settings.serving import CheckSettings, Decoding
 from eagle3.storage.files import sha256_json
 from eagle3.target.model import Target
 
@@ -25,7 +25,7 @@ SAME_MEASUREMENT = ("prompts_hash", *(each.name for each in fields(Decoding)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurer:
+class Measurer(CheckSettings):
     """Measures heads against one target, on the prompts of `source` if there is one."""
 
     target: Target
@@ -33,9 +33,6 @@ class Measurer:
     decoding: Decoding
     source: Source | None
     limit: int | None
-    questions: list[str] = field(default_factory=list)
-    min_accept_length: float = 1.0
-    max_difference: float = math.inf
 
     def prompts(self, record: HeadRecord | None) -> PromptSet:
         """Take those of the source; else of the record's validation, if its store is there; else the questions."""

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from eagle3.features.source import as_setting
 from eagle3.head_files.record import StoreRecord
 from eagle3.prompts import Prompt, Refused, Source, configured_sources, read_prompts
 from eagle3.settings.prompts import SourceSettings
+from eagle3.settings.serving import PromptFile
 
 Messages = list[dict[str, str]]
 
@@ -45,11 +47,11 @@ def longest_prompt(context: int, *, max_new_tokens: int, steps: int) -> int:
     return room
 
 
-def prompt_source(*, path: str | None, split: str | None) -> Source | None:
+def prompt_source(**settings: Unpack[PromptFile]) -> Source | None:
     """Turn `prompts.path` into a source; InputError if there is nothing there."""
-    if path is None:
+    if settings["path"] is None:
         return None
-    [source] = configured_sources(SourceSettings(path=path, split=split))
+    [source] = configured_sources(SourceSettings(**settings))
     return source
 
 
