@@ -16,6 +16,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 DOCS = Path(__file__).parent
@@ -46,10 +47,11 @@ def main() -> None:
     accept_length()
     for draw in RESULTS:
         with pyplot.rc_context({"font.size": 10}):
-            _, axes = pyplot.subplots(figsize=(7.2, 2.9), layout="constrained")
-            draw(axes)
-        axes.spines[["top", "right"]].set_visible(False)
-        save(axes, f"results/{draw.__name__}", draw.__doc__.partition(";")[0])
+            figure = pyplot.figure(figsize=(7.2, 2.9), layout="constrained")
+            draw(figure)
+        for axes in figure.axes:
+            axes.spines[["top", "right"]].set_visible(False)
+        save(figure.axes[0], f"results/{draw.__name__}", draw.__doc__.partition(";")[0])
 
 
 def badges() -> dict[str, str]:
@@ -189,13 +191,13 @@ def save(axes: Axes, name: str, title: str) -> None:
     (DOCS / f"{name}.svg").write_text(drawn.getvalue().replace("</style>", style, 1))
 
 
-def heads(axes: Axes) -> list[str]:
+def heads(figure: Figure) -> list[str]:
     """Accept length of four heads on held-out prompts, chains of 7, with standard errors; return the numbers shown."""
     found = [tables.by_name()[name] for name in SHOWN_HEADS.values()]
     values = [tables.kept(head, "held out 7") for head in found]
     # The error is of the accept length that counts drafts past an answer's end, too: larger by 0.01 to 0.04.
     errors = [head["decoded"]["held out 7"]["standard_error"] for head in found]
-    shown = [f"{value:.3f}" for value in values]
+    axes, shown = figure.subplots(), [f"{value:.3f}" for value in values]
     bars = axes.barh(list(SHOWN_HEADS), values, color=[THEIRS, *[OURS] * 3], xerr=errors, ecolor="#000000", capsize=3)
     axes.bar_label(bars, shown, padding=3)
     axes.set(xlim=(1, 3), xlabel="accept length ± standard error, chains of 7 (1: no head)")
@@ -203,14 +205,14 @@ def heads(axes: Axes) -> list[str]:
     return shown
 
 
-def race(axes: Axes) -> list[str]:
+def race(figure: Figure) -> list[str]:
     """Tokens a second of a training step, compared with SpecForge's; return the numbers shown."""
     steps = tables.result("race.json")["steps"]
     found = [tables.raced(row["batch"]) for row in steps]
     ways = {"SpecForge": ([theirs for _, theirs, _ in found], THEIRS)}
     for way, label, colour in (("bf16", "eagle3, bf16", OURS), ("fp8", "eagle3, float8", LIGHT)):
         ways[label] = ([ours[way] for ours, _, _ in found], colour)
-    shown = []
+    axes, shown = figure.subplots(), []
     for number, (label, (rates, colour)) in enumerate(ways.items()):
         texts = [tables.thousands(rate) for rate in rates]
         places = [place + 0.27 * (number - 1) for place in range(len(steps))]
@@ -226,9 +228,9 @@ def race(axes: Axes) -> list[str]:
     return shown
 
 
-def speed_up(axes: Axes) -> list[str]:
+def speed_up(figure: Figure) -> list[str]:
     """Speed-up over concurrency with its interval, for each prompt set; return the numbers shown."""
-    cells, shown = tables.result("sglang_bench_smollm2_tree.json")["cells"], []
+    cells, axes, shown = tables.result("sglang_bench_smollm2_tree.json")["cells"], figure.subplots(), []
     for prompt_set, title, colour in (("held_out", "held-out prompts", OURS), ("mt_bench", "MT-bench", OTHER)):
         of_set = [cell for cell in cells if cell["prompt_set"] == prompt_set]
         gains = [cell["speed_ups"]["head"]["tpot"] for cell in of_set]
@@ -246,7 +248,43 @@ def speed_up(axes: Axes) -> list[str]:
     return shown
 
 
-RESULTS: tuple[Callable[[Axes], list[str]], ...] = (heads, race, speed_up)
+def growth(figure: Figure) -> list[str]:
+    """Tokens a second and GPU memory over hidden size, document length and answer share; return the numbers shown."""
+    found, shown = tables.result("growth.json"), []
+    figure.set_figheight(4.4)
+    panels = figure.subplots(2, len(GROWTH), sharex="col", sharey="row")
+    for (name, (title, ticks)), (rate, memory) in zip(GROWTH.items(), panels.T, strict=True):
+        rows = found[name]
+        places, rates, gigabytes = ([row[key] for row in rows] for key in (name, "tokens_per_s", "peak_gb"))
+        alone = [each / row["share_of_ceiling"] for each, row in zip(rates, rows, strict=True)]
+        rate.plot(places, alone, color=GUIDE, linewidth=0.8, linestyle="--", label="its matmuls alone")
+        rate.plot(places, rates, marker="o", markersize=4, color=OURS, label="a step")
+        memory.plot(places, gigabytes, marker="o", markersize=4, color=OTHER)
+        for end in (0, -1):
+            texts = tables.thousands(rates[end]), f"{gigabytes[end]:.1f} GB"
+            below, above = ({"xytext": (0, lift), "textcoords": "offset points", "ha": "center"} for lift in (-16, 7))
+            rate.annotate(texts[0], (places[end], rates[end]), **below)
+            memory.annotate(texts[1], (places[end], gigabytes[end]), **above)
+            shown += texts
+        rate.set(xscale="log", yscale="log")
+        memory.margins(0.2)
+        rate.margins(0.2)
+        rate.minorticks_off()
+        memory.set_xticks(ticks, [f"{tick:,}" if tick > 1 else f"{100 * tick:.0f}" for tick in ticks])
+        memory.set_xlabel(title)
+    panels[0, 0].set_yticks([30_000, 100_000, 300_000], ["30", "100", "300"])
+    panels[0, 0].set(ylabel="thousand tokens/s")
+    panels[1, 0].set(ylabel="GPU memory, GB", ylim=0)
+    panels[0, 1].legend(frameon=False, loc="upper right")
+    return shown
+
+
+GROWTH = {
+    "hidden_size": ("hidden size", (576, 2048, 8192)),
+    "document_tokens": ("tokens of a document", (512, 2048, 8192, 32768)),
+    "answer_share": ("answers, % of all tokens", (0.05, 0.1, 0.25, 0.5, 1)),
+}
+RESULTS: tuple[Callable[[Figure], list[str]], ...] = (heads, race, speed_up, growth)
 
 if __name__ == "__main__":
     main()

@@ -228,8 +228,8 @@ def test_the_page_of_files_names_their_fields(tutorial: tuple[Path, list[str]], 
 
 @pytest.mark.parametrize("draw", pictures.RESULTS, ids=lambda draw: draw.__name__)
 def test_a_picture_of_results_shows_the_numbers_of_its_files(draw: Callable[[Any], list[str]]) -> None:
-    figure, axes = pyplot.subplots()
-    numbers = draw(axes)
+    figure = pyplot.figure()
+    numbers = draw(figure)
     pyplot.close(figure)
     path = ROOT / "docs" / "results" / f"{draw.__name__}.svg"
     assert all(f">{number}<" in path.read_text() for number in numbers), "run: python docs/pictures.py"
