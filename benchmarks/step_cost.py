@@ -39,7 +39,8 @@ def products(config: HeadConfig) -> dict[str, tuple[int, int]]:
 def product_flops(config: HeadConfig, *, tokens: int, rows: int, pairs: int, trains_lm_head: bool) -> int:
     """Of the matrix products of forward and backward: 2 FLOP a weight and row, and 4 for its two gradients.
 
-    A fixed `lm_head` has no gradient of its own. Prompt rows need `fc`, k and v of step 0; `fc` has no gradient for its input; a teacher's logits have none at all.
+    Prompt rows need `fc`, k and v of step 0; `fc` has no gradient for its input; a teacher's logits have none at all. A
+    fixed `lm_head` has no gradient of its weight.
     That is the head as in the paper: a layer that gets by with fewer is credited with all of them.
     """
     weights = {name: inputs * outputs for name, (inputs, outputs) in products(config).items()}
