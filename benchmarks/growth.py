@@ -1,6 +1,6 @@
 """How a training step's rate and memory grow with hidden size, document length and answer share, on one GPU.
 
-    step="python benchmarks/train_step.py --no-reference --no-ragged"
+    step="python benchmarks/train_step.py --no-reference --no-ragged model.train_lm_head=true"
     for head in 135m 1b 3b 8b 14b 70b; do $step --head $head --case 16384,16,0.5 --out DIR/head_$head.json; done
     $step --head 135m --case 16384,16,0.5 --out DIR/no_graphs_135m.json kernels.cuda_graphs=false
     $step --head 1b --case 16384,16,0.5 --out DIR/no_graphs_1b.json kernels.cuda_graphs=false
