@@ -45,7 +45,7 @@ class AdamWCosine(OptimSettings):
 
 
 class MuonCosine(AdamWCosine):
-    """Muon for the matrices between the captured states and the last norm, AdamW for norms and `lm_head`.
+    """Muon for the matrices between the captured states and the last norm, AdamW for norms and a trained `lm_head`.
 
     Updates are scaled to the size of AdamW's (arXiv:2502.16982, section 2.2), so that both share one learning rate and
     one weight decay. Muon's own matrix products cost 27 TFLOP per step for the head of an 8B target, on every rank.
