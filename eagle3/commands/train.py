@@ -32,7 +32,13 @@ from eagle3.storage.records import read_sealed_json, write_sealed_json
 from eagle3.training.checkpoint import Origin
 from eagle3.training.loggers import EXTRAS, close, log_lineage, log_settings
 from eagle3.training.module import HeadTraining
-from eagle3.training.resume import RunCheckpoints, decisive_settings, read_resumed, require_checkpoint_fits
+from eagle3.training.resume import (
+    TRAINS_LM_HEAD,
+    RunCheckpoints,
+    decisive_settings,
+    read_resumed,
+    require_checkpoint_fits,
+)
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +134,7 @@ def build_data(config: DictConfig, source: FeatureSource, head: DraftHead) -> Fe
 def build_module(config: DictConfig, head: DraftHead, data: FeatureData, start: StartHead | None) -> HeadTraining:
     embedding, lm_head = data.source.target_weights()
     counts = data.source.answer_counts
+    settings = decisive_settings(cli.plain(config)) | {TRAINS_LM_HEAD: head.lm_head.weight.requires_grad}
     log.info(
         "head of %.2f M parameters; draft vocabulary: %d tokens, %.2f %% of the answers; %d samples to train, "
         "%d to validate",
@@ -147,7 +154,7 @@ def build_module(config: DictConfig, head: DraftHead, data: FeatureData, start: 
         lm_head=lm_head,
         logit_transform=data.source.target_config.logit_transform,
         origin=Origin.of(data.source, data.train_samples, data.val_fraction),
-        settings=decisive_settings(cli.plain(config)) | ({"init_from": start.files} if start else {}),
+        settings=settings | ({"init_from": start.files} if start else {}),
     )
 
 

@@ -23,6 +23,7 @@ from eagle3.training.checkpoint import Checkpoint, read_checkpoint, read_comment
 log = logging.getLogger(__name__)
 LAST = "last.ckpt"
 GROUPS = ("data", "loss_mask", "loss", "optim")
+TRAINS_LM_HEAD = "model.train_lm_head"  # decides of which parameters the optimizer has a state
 # Where the samples are stored, and how they are read. Kernels are in no group: they all compute the same.
 MAY_CHANGE = (
     "data._target_", "data.path", "data.source", "data.cache_dir", "data.cache_gb", "data.prefetch", "data.readers",
@@ -33,7 +34,7 @@ MAY_CHANGE = (
 def decisive_settings(config: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that must not change during a training, by config key. `config` is a composed train.yaml.
 
-    train.py adds the initial head, which may move, by the sha256 of its files."""
+    train.py adds whether `lm_head` is trained, and the initial head, which may move, by the sha256 of its files."""
     grouped = {f"{group}.{key}": value for group in GROUPS for key, value in config[group].items()}
     settings = {"seed": config["seed"], "ttt_steps": config["ttt_steps"], **grouped}
     return {key: value for key, value in settings.items() if key not in MAY_CHANGE}
@@ -175,7 +176,8 @@ def require_checkpoint_fits(
             f"ckpt_path={path} has another head than this run ({', '.join(differing)}); give the model.* settings, "
             f"init_from and data.path of the run that it comes from"
         )
-    differing = _differing(record.settings, settings)
+    before = {TRAINS_LM_HEAD: True} | record.settings  # as it was where a checkpoint does not say so
+    differing = _differing(before, settings)
     if differing:
         raise InputError(
             f"ckpt_path={path} was trained with other settings ({', '.join(differing)}); give those of that run "

@@ -497,9 +497,10 @@ OTHERS: list[tuple[list[str], list[str]]] = [
     ),
     (
         ["seed=1", "optim.lr=1e-5", "optim=adamw", "kernels.loss_chunk=64", "data.readers=1", "loss.decay=0.5",
-         f"loss._target_={__name__}.OtherLoss"],
+         f"loss._target_={__name__}.OtherLoss", "model.train_lm_head=true"],
         [r"seed=0 then, 1 now, .*optim\._target_=.*, optim\.lr=0\.003 then, 1e-05 now",
-         r"loss\._target_=.*UnrollLoss then, .*OtherLoss now, loss\.decay=0\.6 then"],
+         r"loss\._target_=.*UnrollLoss then, .*OtherLoss now, loss\.decay=0\.6 then",
+         r"model\.train_lm_head=False then, True now"],
     ),
 ]  # fmt: skip
 
