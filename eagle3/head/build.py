@@ -51,8 +51,8 @@ def build_head(
     draft_vocab_size=None the draft vocabulary of `start` is kept, and extended by answer tokens to the default size."""
     if not (train_lm_head or lm_head_from_target):
         raise InputError(
-            "model.train_lm_head=false keeps lm_head as it begins, which must not be random; set "
-            "model.lm_head_from_target=true, or train it"
+            "model.train_lm_head=false keeps lm_head as it begins, and model.lm_head_from_target=false begins with "
+            "random rows; set one of them to true"
         )
     counts = source.answer_counts
     if start and draft_vocab_size is None:
