@@ -24,6 +24,12 @@ def test_an_error_without_a_number_keeps_its_message(tmp_path: Path) -> None:
         raise OSError("a file without row groups")  # as pyarrow's
 
 
+def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"  # as a benchmark of servers appends its loads
+    path.write_bytes(json_line({"a": 1}) + json_line({"a": 2})[:-4])
+    assert list(read_jsonl(path)) == [{"a": 1}]
+
+
 @pytest.mark.parametrize("line", [b"[]", b"3", b"{", b'"\xff"', b"{'a': 1}"])
 def test_a_damaged_line_is_named_by_its_number(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "rows.jsonl"
