@@ -193,12 +193,8 @@ def test_the_page_of_metrics_names_those_that_are_logged(tutorial: tuple[Path, l
 NO_GOALS = ("train/anchors_per_s", "train/tokens_per_s", "train/data_wait_share", "train/lr", "train/grad_norm")
 
 
-NOT_OF_THE_COMMAND = {
-    "date",
-    "command_from",
-    "verification_cost",
-    "prompt",
-}  # of results here; of a row that is refused
+# Fields of results in benchmarks/results alone, and of a row that is refused.
+NOT_OF_THE_COMMAND = {"date", "command_from", "verification_cost", "prompt"}
 
 
 @pytest.mark.slow
