@@ -46,11 +46,13 @@ def product_flops(config: HeadConfig, *, tokens: int, rows: int, pairs: int, tra
     weights = {name: inputs * outputs for name, (inputs, outputs) in products(config).items()}
     in_every_step = sum(weights.values()) - weights["fc"]
     prompt_rows = tokens - rows
+    fixed = 0 if trains_lm_head else 2 * pairs * weights["lm_head"]
     return (
         6 * pairs * in_every_step
         + 6 * prompt_rows * weights["k and v"]
         + 4 * tokens * weights["fc"]
-        + 2 * (rows - (0 if trains_lm_head else pairs)) * weights["lm_head"]
+        + 2 * rows * weights["lm_head"]
+        - fixed
     )
 
 

@@ -39,9 +39,9 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 @part_of("eagle3.training.optim.AdamWCosine", "eagle3.training.optim.MuonCosine")
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings(Settings):
-    lr: Annotated[float, Field(gt=0, le=10)]
+    lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
     betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)] = field(default_factory=lambda: [0.9, 0.95])
-    weight_decay: Annotated[float, Field(ge=0, le=1000)]
+    weight_decay: Annotated[float, Field(ge=0, le=1000)] = 0.0
     warmup_fraction: Share = 0.03
     decay_fraction: Share = 1.0
     final_lr_fraction: Share = 0.02

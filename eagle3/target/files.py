@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -12,7 +12,6 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 from eagle3.adapters.transformers import text_part
 from eagle3.errors import InputError, first_line
-from eagle3.settings.precomputing import TargetSettings
 from eagle3.target.checkpoint_files import (
     require_embedded_tokens,
     require_known_quantization,
@@ -51,12 +50,13 @@ class TargetFiles:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
-def read_target_files(**settings: Unpack[TargetSettings]) -> TargetFiles:
+def read_target_files(
+    *, path: str | None, revision: str | None, trust_remote_code: bool, **loading: object
+) -> TargetFiles:
     """Read a local folder or a model of the Hugging Face hub; InputError for whatever cannot be a target.
 
     Takes the keys of conf/target, of which those for loading have no effect."""
-    path, revision = checked_path(settings["path"]), settings["revision"]
-    trust_remote_code = settings["trust_remote_code"]
+    path = checked_path(path)
     require_no_adapter(path, revision)
     config_dict, config = load_config(path, revision=revision, trust_remote_code=trust_remote_code)
     require_known_quantization(path, revision, config_dict)

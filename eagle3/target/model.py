@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,6 @@ from transformers import (
 
 from eagle3.adapters.transformers import tokenizer_json
 from eagle3.errors import InputError, first_line
-from eagle3.settings.precomputing import TargetSettings
 from eagle3.storage.files import sha256_json
 from eagle3.target.checkpoint_files import PLAIN_CHECKPOINT
 from eagle3.target.device import resolve_device
@@ -77,19 +76,27 @@ class Target(TargetFiles):
 # --- loading ---------------------------------------------------------------------------------------------------------
 
 
-def load_target(**settings: Unpack[TargetSettings]) -> Target:
+def load_target(
+    *,
+    path: str | None,
+    revision: str | None,
+    dtype: str,
+    device: str,
+    attention: str | None,
+    trust_remote_code: bool,
+    check_health: bool,
+) -> Target:
     """Load a target from a local folder or the Hugging Face hub, in eval mode, without gradients."""
-    place = resolve_device(settings["device"])
-    precision = resolved_dtype(settings["dtype"], on_cpu=place is not None and place.type == "cpu")
-    files = read_target_files(**settings)
+    place = resolve_device(device)
+    precision = resolved_dtype(dtype, on_cpu=place is not None and place.type == "cpu")
+    files = read_target_files(path=path, revision=revision, trust_remote_code=trust_remote_code)
     placement = {"device_map": "auto"} if place is None else {}
-    source = {key: settings[key] for key in ("revision", "trust_remote_code")}
-    attention = settings["attention"]
+    source = {"revision": revision, "trust_remote_code": trust_remote_code}
     model = _load_model(files, {**source, **placement, "dtype": precision, "attn_implementation": attention})
     if place is not None:
         model.to(place)  # type: ignore[arg-type]
     model.eval().requires_grad_(False)
-    if settings["check_health"]:
+    if check_health:
         require_health(model, files.tokenizer, files.path)
     return Target(**files.stated(), model=model, decoder=decoder_of(model, files.path))
 

@@ -5,12 +5,12 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from enum import Enum, auto
 from glob import escape
 from pathlib import Path
 from types import FrameType
-from typing import Any, Unpack
+from typing import Any
 
 import lightning
 import torch
@@ -22,7 +22,6 @@ from eagle3.data.loader import PackLoader
 from eagle3.data.pack import Batch
 from eagle3.errors import Interrupted
 from eagle3.progress import Bar
-from eagle3.settings.training import LastSettings, ProgressSettings
 
 log = logging.getLogger(__name__)
 PATHS = ("best_model_path", "kth_best_model_path")  # in the state of a ModelCheckpoint
@@ -102,9 +101,9 @@ class LastCheckpoint(Checkpoint):
     at the end of the epoch. Lightning calls a `Checkpoint` after the callbacks whose state it saves.
     """
 
-    def __init__(self, **settings: Unpack[LastSettings]) -> None:
-        self.path = Path(settings["dirpath"]) / "last.ckpt"
-        self.every_n_steps, self.min_seconds = settings["every_n_steps"], settings["min_seconds"]
+    def __init__(self, *, dirpath: str, every_n_steps: int = 200, min_seconds: float = 60) -> None:
+        self.path = Path(dirpath) / "last.ckpt"
+        self.every_n_steps, self.min_seconds = every_n_steps, min_seconds
         self.stop, self.due_step, self.saved_at = Stop.NO, 0, 0.0
         self.handlers: dict = {}
 
@@ -183,10 +182,9 @@ class Progress(TQDMProgressBar):
     """Reads `metrics` when it redraws. Lightning's own bar would read everything logged with prog_bar=True after every
     step, and make the host wait for the GPU each time (tests/training/test_callbacks.py)."""
 
-    def __init__(self, **settings: Unpack[ProgressSettings]) -> None:
+    def __init__(self, *, refresh_seconds: float = 2, metrics: Sequence[str] = ("train/loss",)) -> None:
         super().__init__()
-        self.metrics, self.refresh_seconds = settings["metrics"], settings["refresh_seconds"]
-        self.drawn = time.monotonic()
+        self.metrics, self.refresh_seconds, self.drawn = metrics, refresh_seconds, time.monotonic()
 
     def init_train_tqdm(self) -> Tqdm:
         return self._bar(self.train_description, position=0, smoothing=0)

@@ -5,7 +5,7 @@ import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.features.samples import Samples
 from eagle3.features.source import FeatureSource
-from eagle3.settings.training import CheckpointIOSettings
 from eagle3.storage.files import atomic_write
 from eagle3.storage.folder import LocalFolder, Storage, open_folder, write_file
 from eagle3.storage.records import Record, parse_record
@@ -90,8 +89,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     `copies` is a bucket or folder to which every checkpoint is written before saving returns.
     """
 
-    def __init__(self, **settings: Unpack[CheckpointIOSettings]) -> None:
-        copies = settings["copies"]
+    def __init__(self, copies: str | None = None) -> None:
         self.copies = open_folder(copies, setting="checkpoint_copies") if copies else None
         # The checkpoint that the run resumes from, if it is in memory: Lightning does not read it again.
         self.read_already: dict[str, Any] | None = None

@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import lightning
 from lightning.pytorch.callbacks import Callback
 
 from eagle3.cli import exit_with
 from eagle3.errors import InputError, install_command, require_packages
-from eagle3.settings.training import CurvesSettings
 from eagle3.storage.files import atomic_write
 
 log = logging.getLogger(__name__)
@@ -47,8 +46,8 @@ class Curve(NamedTuple):
 class Curves(Callback):
     """Draws RUN/curves.png when the training ends. Drawing takes a second or two, in which a GPU would wait."""
 
-    def __init__(self, **settings: Unpack[CurvesSettings]) -> None:
-        self.run_dir = Path(settings["run_dir"])
+    def __init__(self, *, run_dir: str) -> None:
+        self.run_dir = Path(run_dir)
         self.can_draw = find_spec("matplotlib") is not None
 
     def on_fit_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 from uuid import uuid4
 
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
@@ -22,7 +22,6 @@ from eagle3.adapters.lightning import ExperimentWriter, _ExperimentWriter, rank_
 from eagle3.features.source import FeatureSource
 from eagle3.secrets import public
 from eagle3.settings.flat import flattened
-from eagle3.settings.training import CsvSettings
 from eagle3.storage.files import atomic_write
 
 log = logging.getLogger(__name__)
@@ -67,9 +66,8 @@ class MetricsFile(ExperimentWriter):
 class MetricsCSV(CSVLogger):
     """Writes RUN/metrics.csv: one row per log call, empty cells where a metric was not logged."""
 
-    def __init__(self, *, resume_step: int = 0, **settings: Unpack[CsvSettings]) -> None:
-        flush_every = settings["flush_every_n_steps"]
-        super().__init__(settings["run_dir"], name="", version="", flush_logs_every_n_steps=flush_every)
+    def __init__(self, *, run_dir: str, resume_step: int = 0, flush_every_n_steps: int = 10) -> None:
+        super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=flush_every_n_steps)
         self.resume_step = resume_step
 
     @property
@@ -83,14 +81,28 @@ class MetricsCSV(CSVLogger):
 class WandbRun(WandbLogger):
     """Lightning's logger for W&B, with a run name and id of our own."""
 
-    def __init__(self, **options: Any) -> None:
-        self.artifacts = options.pop("artifacts")  # all others are those of Lightning's logger
-        folder = Path(options["save_dir"])
+    def __init__(
+        self,
+        *,
+        save_dir: str,
+        name: str | None,
+        group: str | None,
+        tags: Sequence[str],
+        artifacts: bool,
+        **options: Any,
+    ) -> None:
+        folder = Path(save_dir)
         sweep = sweep_dir(folder)
         by_agent = "WANDB_SWEEP_ID" in os.environ  # then `wandb agent` sets name, group and id
-        options["name"] = None if by_agent else options["name"] or run_name(folder)
-        options["group"] = options["group"] or (sweep.name if sweep and not by_agent else None)
-        super().__init__(version=None if by_agent else kept_id(folder / "wandb_id"), **options)
+        super().__init__(
+            save_dir=save_dir,
+            name=None if by_agent else name or run_name(folder),
+            group=group or (sweep.name if sweep and not by_agent else None),
+            tags=list(tags),
+            version=None if by_agent else kept_id(folder / "wandb_id"),
+            **options,
+        )
+        self.artifacts = artifacts
 
     @rank_zero_only
     def log_lineage(self, best: ModelCheckpoint, source: FeatureSource) -> None:

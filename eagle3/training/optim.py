@@ -44,12 +44,16 @@ class AdamWCosine(OptimSettings):
         return self.final_lr_fraction + (1 - self.final_lr_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
+@dataclass(frozen=True, kw_only=True)
 class MuonCosine(AdamWCosine):
     """Muon for the matrices between the captured states and the last norm, AdamW for norms and a trained `lm_head`.
 
     Updates are scaled to the size of AdamW's (arXiv:2502.16982, section 2.2), so that both share one learning rate and
     one weight decay. Muon's own matrix products cost 27 TFLOP per step for the head of an 8B target, on every rank.
     """
+
+    lr: float = 3e-3
+    weight_decay: float = 0.1
 
     def optimizer(self, head: DraftHead, by_graph: bool = False) -> Optimizer:
         matrices: list[nn.Parameter] = []

@@ -49,8 +49,8 @@ CASES = {
 }
 CASES = {name: ["optim=adamw", *options] for name, options in CASES.items()}  # sharded as exactly as whole; Muon is not
 LOG_EVERY = 3
-MUON = {"muon": ["optim=muon"]}
-MOVED = {"moved": ["optim=muon"]}  # from trainer=ddp to fsdp
+MUON = {"muon": ["optim=muon", "model.train_lm_head=true"]}
+MOVED = {"moved": ["optim=muon", "model.train_lm_head=true"]}  # from trainer=ddp to fsdp
 HALF = {
     "half": ["optim=adamw", "trainer.precision=bf16-mixed"],
     "half_fused": ["optim=adamw", "trainer.precision=bf16-mixed", "kernels.layer=fused"],
