@@ -13,11 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from stores import CONF
 
 from eagle3 import cli
+from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.commands.train import build_trainer
 from eagle3.errors import InputError
 from eagle3.settings.check import check_settings, require_valid
 from eagle3.settings.types import shown
-from eagle3.training.callbacks import LastCheckpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*GPU available but not used.*", "ignore:.*fraction.*0.*")
 
@@ -216,23 +216,23 @@ class AnyLoss:
     def __init__(self, *, decay: float, normalize: str) -> None: ...
 
 
-class OwnCheckpoint(LastCheckpoint):
+class OwnAnswerer(HuggingFaceAnswerer):
     """A user's own part, whose keys are those of one of ours."""
 
 
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("callbacks.last.min_seconds=-1", "callbacks.last.min_seconds=-1 must be 0 or more; the default is"),
-        ("+callbacks.last.min_minutes=1", "callbacks.last.min_minutes is not a key of this config (did you mean"),
-        ("~callbacks.last.min_seconds", "callbacks.last.min_seconds is left out and must be there"),
+        ("answers.window=-1", "answers.window=-1 must be 1 or more"),
+        ("+answers.windows=1", "answers.windows is not a key of this config"),
+        ("~answers.window", "answers.window is left out and must be there"),
     ],
 )
 def test_a_part_derived_from_one_of_ours_takes_the_same_keys(override: str, line: str) -> None:
-    derived = f"callbacks.last._target_={__name__}.OwnCheckpoint"
-    check_settings(composed("train", derived), "train")
+    derived = ("out_dir=DIR", "answers=huggingface", f"answers._target_={__name__}.OwnAnswerer")
+    check_settings(composed("precompute", *derived), "precompute")
     with pytest.raises(InputError) as refused:
-        check_settings(composed("train", derived, override), "train")
+        check_settings(composed("precompute", *derived, override), "precompute")
     assert line in str(refused.value)
 
 
