@@ -9,7 +9,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
@@ -175,8 +175,10 @@ def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Traine
     if settings.strategy == "auto" and trains_on_several(settings):
         settings = OmegaConf.merge(settings, {"strategy": OmegaConf.load(Path(cli.CONF) / "trainer/ddp.yaml").strategy})
     callbacks = [cli.build(callback) for callback in config.callbacks.values() if callback]
+    # With callbacks.progress=null Lightning would add its own bar, for which the host waits for the GPU in every step.
+    bar = settings.enable_progress_bar and any(isinstance(each, ProgressBar) for each in callbacks)
     try:
-        trainer = cli.build(settings, callbacks=callbacks, logger=loggers, precision=precision)
+        trainer = cli.build(settings, callbacks=callbacks, logger=loggers, precision=precision, enable_progress_bar=bar)
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise InputError(f"trainer.* does not fit this machine or Lightning: {error}") from error
     require_lightning(trainer)
