@@ -281,7 +281,7 @@ def growth(figure: Figure) -> list[str]:
 
 GROWTH = {
     "hidden_size": ("hidden size", (576, 2048, 8192)),
-    "document_tokens": ("tokens of a document", (512, 2048, 8192, 32768)),
+    "document_tokens": ("tokens of a document", (512, 2048, 32768)),
     "answer_share": ("answers, % of all tokens", (0.05, 0.1, 0.25, 0.5, 1)),
 }
 RESULTS: tuple[Callable[[Figure], list[str]], ...] = (heads, race, speed_up, growth)
