@@ -11,9 +11,9 @@
 The last command makes the result from those of the others, which must be of one commit and machine.
 """
 
+import argparse
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,12 @@ CURVES: dict[str, Callable[[Row], bool]] = {  # the rows in which only this vari
 }
 
 
-def main(folder: str, out: str) -> None:
-    write_json(Path(out), merged([json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="with the results of train_step.py")
+    parser.add_argument("out", type=Path, help="file of the merged result")
+    options = parser.parse_args()
+    write_json(options.out, merged([json.loads(path.read_text()) for path in sorted(options.folder.glob("*.json"))]))
 
 
 def merged(results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -53,4 +57,4 @@ def merged(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
