@@ -38,11 +38,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--head", choices=[*HEADS, "small"], default="8b", help="of a target of that size")
     parser.add_argument("--tokens", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=0, help="another for each of several stores of a training")
     options = parser.parse_args(arguments)
     shape = HEADS.get(options.head, SMALL)
     options.folder.mkdir(parents=True, exist_ok=True)
-    storage, draw = LocalFolder(options.folder), torch.Generator().manual_seed(1)
-    samples = RandomSamples(replace(shape, draft_vocab_size=shape.vocab_size), torch.bfloat16, seed=0)
+    storage, draw = LocalFolder(options.folder), torch.Generator().manual_seed(options.seed + 1)
+    samples = RandomSamples(replace(shape, draft_vocab_size=shape.vocab_size), torch.bfloat16, seed=options.seed)
     writer, indices, tokens, number = ShardWriter(storage, 0), [], 0, 0
     while tokens < options.tokens:
         length = int(torch.randint(150, 900, (), generator=draw))
