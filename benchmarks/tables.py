@@ -83,13 +83,7 @@ def best() -> str:
     """The one table of the README."""
     rows = []
     default = " / ".join(f"**{on_public_target('heldout', drafts, 'greedy')[0]:.2f}**" for drafts in DRAFTS)
-    rows.append(["accept length, chains of 3 / 7 and a tree of 16, `lm_head` trained", default, "1 without a head"])
-    trained, fixed = (
-        mean(seed["10"][1] for seed in result("fixed_lm_head.json")["runs"][way]["by_epoch"].values() if "10" in seed)
-        for way in ("trained", "fixed")
-    )
-    told = "in validation, chains of 7, `lm_head` fixed, as by default now"
-    rows.append([told, f"**{fixed:.2f}**", f"{trained:.2f}, `lm_head` trained"])
+    rows.append(["accept length, chains of 3 / 7 and a tree of 16", default, "1 without a head"])
     heads = result("race_smollm2.json")["heads"]
     last = {name: points[-1]["accept_length"] for name, points in heads["curves"].items()}
     ours, theirs = (
@@ -98,16 +92,18 @@ def best() -> str:
     )
     ours = ours.replace(" / ", "** / **").join(("**", "**"))
     theirs = f"{theirs}, SpecForge, the best of three learning rates"
-    rows.append(["accept length, same data and head shape, six epochs, one seed", ours, theirs])
-    curves = result("race_speculators.json")["heads"]["curves"].values()
+    rows.append(["same data and head shape, `lm_head` trained, six epochs, one seed", ours, theirs])
     theirs, ours = (
-        " / ".join(f"{points[-1]['accept_length'][f'all, {drafts}, greedy']:.2f}" for drafts in DRAFTS)
-        + f" in {points[-1]['seconds']:.0f} s of steps"
-        for points in curves
+        next(iter(result(name)["heads"]["curves"].values()))[-1]
+        for name in ("race_speculators.json", "race_speculators_fixed.json")
     )
-    rows.append(
-        ["the same with answers generated again", ours, f"{theirs}, speculators 0.9 at its default learning rate"]
-    )
+    told = [
+        " / ".join(f"{bold}{point['accept_length'][f'all, {drafts}, greedy']:.2f}{bold}" for drafts in DRAFTS)
+        + f" in {point['seconds']:.0f} s of steps"
+        for point, bold in ((ours, "**"), (theirs, ""))
+    ]
+    told[1] += ", speculators 0.9 at its default learning rate"
+    rows.append(["the same with a fixed `lm_head`, as by default", *told])
     share = f"**{heads['share_of_specforge']['ours, recipe']:.2f} x** at most"
     rows.append(["training time to SpecForge's accept length (chains of 7)", share, "SpecForge on the same H100"])
     ratios = [raced(row["batch"])[2]["bf16"] for row in result("race.json")["steps"]]
@@ -155,9 +151,25 @@ def public_target() -> str:
 def on_public_target(file: str, drafts: str, sampling: str) -> tuple[float, float]:
     """Return the mean accept length of the seeds, and the mean of their standard errors over prompts."""
     key = f"{file}: all, {drafts}, {sampling}"
-    results = (result(name)["seeds"] for name in ("public_target.json", "public_target_seeds.json"))
-    seeds = [seed[key]["defaults"] for seed in next(seeds for seeds in results if key in seeds[0])]
+    seeds = [seed[key]["defaults"] for seed in result("public_target.json")["seeds"]]
     return mean(seed["accept_length"] for seed in seeds), mean(seed["standard_error"] for seed in seeds)
+
+
+def lm_head_decoded() -> str:
+    """What a fixed lm_head adds on the public target's prompts, for each pair of one seed."""
+    seeds, rows = (
+        [seed for seed in result("public_target.json")["seeds"] if "trained_lm_head" in next(iter(seed.values()))],
+        [],
+    )
+    for title, file in PROMPTS.items():
+        for sampling in ("greedy", "T = 1"):
+            cells = []
+            for drafts in DRAFTS:
+                of_trained = [seed[f"{file}: all, {drafts}, {sampling}"]["trained_lm_head"] for seed in seeds]
+                gains = [(-each["difference"]["value"], each["difference"]["high"] < 0) for each in of_trained]
+                cells.append(" / ".join(f"**{gain:+.2f}**" if sure else f"{gain:+.2f}" for gain, sure in gains))
+            rows.append([title, sampling, *cells])
+    return markdown(f"prompts | answers | {' | '.join(DRAFTS)}", rows)
 
 
 def epochs() -> str:
@@ -203,45 +215,55 @@ def with_interval(gain: dict[str, float]) -> str:
     return f"**{gain['value']:.2f}**" if gain["low"] > 1 else f"{gain['value']:.2f}"
 
 
-def raced_heads(file: str = "race_smollm2.json") -> str:
+def raced_heads(*files: str) -> str:
     """Another trainer's heads and ours on the public target, after some epochs."""
     rows = []
-    for name, points in result(file)["heads"]["curves"].items():
+    for name, points in (curve for file in files for curve in result(file)["heads"]["curves"].items()):
         for point in points:
             lengths = [f"{point['accept_length'][f'all, {drafts}, greedy']:.3f}" for drafts in DRAFTS]
             rows.append([name, f"{point['epoch']}", f"{point['seconds']:.0f} s", *lengths])
     return markdown(f"training | epochs | seconds of its steps | {' | '.join(DRAFTS)}", rows)
 
 
-def raced_prompts(
-    race: str = "race_smollm2.json",
-    trainer: str = "SpecForge",
-    names: Sequence[str] = ("SpecForge, lr 0.001", "ours, recipe"),
-) -> str:
-    """The race's heads after six epochs and that of train.py's defaults on every set of prompts."""
+def raced_prompts(trainer: str, heads: Sequence[tuple[str, str]]) -> str:
+    """Heads of races, (file, name), after six epochs on all prompts; the last one is of train.py's defaults."""
     rows = []
     for title, file in PROMPTS.items():
-        found = result(race)["after_training"][file]
+        races = [result(race)["after_training"][file] for race, _ in heads]
         for way in (*(f"{drafts}, greedy" for drafts in DRAFTS), f"{DRAFTS[-1]}, T = 1"):
-            heads = [found["accept_length"].get(way, {}).get(name) for name in (*names, "train.py")]
-            cells = [f"{head['accept_length']:.2f} ± {head['standard_error']:.2f}" for head in heads if head]
-            if cells:
-                rows.append([f"{found['prompts']} {title.removeprefix('400 ')}", way, *cells])
+            found = [race["accept_length"].get(way, {}).get(name) for race, (_, name) in zip(races, heads, strict=True)]
+            if all(found):
+                cells = [f"{head['accept_length']:.2f} ± {head['standard_error']:.2f}" for head in found]
+                rows.append([f"{races[0]['prompts']} {title.removeprefix('400 ')}", way, *cells])
     return markdown(f"prompts | decoding | {trainer} | ours, same head | defaults of `train.py`", rows)
 
 
+SPECFORGE, SPECULATORS, FIXED = "race_smollm2.json", "race_speculators.json", "race_speculators_fixed.json"
+
+
+def long_windows() -> str:
+    """Accept length in chains of 3 / 7 by position in long texts, with windows of the draft head."""
+    windows = result("long_windows.json")["windows"]
+    columns = [("fixed", window) for window in windows] + [("trained", "none"), ("trained", "512")]
+    rows = []
+    for text, first in windows["none"].items():
+        cells = [in_chains(windows[window][text], head) for head, window in columns]
+        rows.append([text, f"{first['fixed, chain of 7']['prompts']}", *cells])
+    ways = "default | window 2,048 | 1,024 | 512 | `lm_head` trained | the same, window 512"
+    return markdown(f"tokens before the round | prompts | {ways}", rows)
+
+
 def long_texts() -> str:
-    """Accept length in chains of 3 / 7 by position in long texts, by head and window of the draft head."""
+    """Accept length in chains of 3 / 7 by position in long texts, of heads trained further."""
     found = result("long_texts.json")
-    columns = [(head, "none") for head in ("default", "control", "adapted")]
-    columns += [("default", window) for window in ("2048", "1024", "512", "256")] + [("adapted", "512")]
+    columns = [(head, "none") for head in ("default", "control", "adapted")] + [("adapted", "512")]
     rows = []
     for text, first in found["windows"]["none"].items():
         cells = [in_chains(found["windows"][window][text], head) for head, window in columns]
         rows.append([text, f"{first['default, chain of 7']['prompts']}", *cells])
     short = [in_chains(found["short"], head) for head, _ in columns[:3]]
-    rows.append(["short questions", f"{found['short']['default, chain of 7']['prompts']}", *short, *[""] * 5])
-    heads = "default | 3 more epochs | adapted | default, window 2,048 | 1,024 | 512 | 256 | adapted, window 512"
+    rows.append(["short questions", f"{found['short']['default, chain of 7']['prompts']}", *short, ""])
+    heads = "trained `lm_head` | 3 more epochs | adapted | adapted, window 512"
     return markdown(f"tokens before the round | prompts | {heads}", rows)
 
 
@@ -521,13 +543,19 @@ TABLES: dict[str, Callable[[], str]] = {
 } | {
     table.__name__: table
     for table in (
-        quickstart, best, public_target, data_curve, served_smollm2, epochs, raced_heads, raced_prompts, heads, recipe,
+        quickstart, best, public_target, data_curve, served_smollm2, epochs, heads, recipe,
         recipe_seeds, fixed_lm_head, race, local_read, parity, bench, tuned, loads, served_ways, long_answers, bounds,
-        long_texts,
+        long_windows, long_texts, lm_head_decoded,
     )
 } | {
-    "speculators_heads": partial(raced_heads, "race_speculators.json"),
-    "speculators_prompts": partial(raced_prompts, "race_speculators.json", "speculators", ("speculators", "ours")),
+    "raced_heads": partial(raced_heads, SPECFORGE),
+    "speculators_heads": partial(raced_heads, SPECULATORS, FIXED),
+    "raced_prompts": partial(
+        raced_prompts, "SpecForge", [(SPECFORGE, name) for name in ("SpecForge, lr 0.001", "ours, recipe", "train.py")]
+    ),
+    "speculators_prompts": partial(
+        raced_prompts, "speculators", [(SPECULATORS, "speculators"), (FIXED, "ours, fixed"), (FIXED, "train.py")]
+    ),
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ def launch_command(
     `flags` are what the caller needs besides; launch.extra_flags override all others."""
     flags = _server_flags(settings, target, revision) | (draft_flags(draft) if draft else {}) | dict(flags)
     flags |= _extra_flags(settings, speculative=draft is not None)
+    if settings.check:
+        _require_windowed_attention(flags)
     return [settings.interpreter, "-m", "sglang.launch_server", *words_of(flags)]
 
 
@@ -85,6 +87,18 @@ def _extra_flags(settings: LaunchSettings, *, speculative: bool) -> dict[str, An
         if name in flags:
             raise InputError(f"launch.extra_flags holds {name}: {instead}")
     return {name: value for name, value in flags.items() if speculative or not name.startswith("speculative-")}
+
+
+def _require_windowed_attention(flags: Mapping[str, Any]) -> None:
+    """Raise InputError for a draft window with Triton attention, whose draft steps lack it (after the first one)."""
+    backends = ("speculative-draft-attention-backend", "decode-attention-backend", "attention-backend")
+    backend = next((name for name in backends if flags.get(name)), None)
+    window = flags.get("speculative-draft-window-size")
+    if window and backend and flags[backend] == "triton" and flags["speculative-num-steps"] > 1:
+        raise InputError(
+            f"draft_window={window}: SGLang 0.5.17 does not start with a window and {backend}=triton; "
+            f"name another backend in launch.extra_flags, or set draft_window=null (launch.check=false tries it)"
+        )
 
 
 def words_of(flags: Mapping[str, Any]) -> list[str]:

@@ -95,6 +95,19 @@ def test_extra_flags_override_ours_in_either_spelling(tmp_path: Path) -> None:
     assert [flags[f"--{name}"] for name in names] == [["0.2"], ["bfloat16"], [], ["1", "2"], ['{"a": 1}']]
 
 
+@pytest.mark.parametrize("backend", ["attention-backend", "speculative_draft_attention_backend"])
+def test_a_window_is_refused_with_attention_that_has_none(tmp_path: Path, backend: str) -> None:
+    settings = launch_settings(tmp_path, extra_flags={backend: "triton"})
+    message = rf"draft_window=512: .* a window and {backend.replace('_', '-')}=triton; name another"
+    with pytest.raises(InputError, match=message):
+        command(settings, steps=3, window=512)
+    assert command(settings, steps=1, window=512)["--speculative-draft-window-size"] == ["512"]  # no later draft steps
+    assert "--speculative-draft-window-size" not in command(settings, steps=3)
+    assert command(replace(settings, check=False), steps=3, window=512)
+    other = {"attention-backend": "triton", "speculative-draft-attention-backend": "fa3"}
+    assert command(replace(settings, extra_flags=other), steps=3, window=512)
+
+
 @pytest.mark.parametrize("name", ["port", "--host", "api_key", "admin-api-key"])
 def test_what_would_keep_us_from_reaching_the_server_is_refused(tmp_path: Path, name: str) -> None:
     message = r"launch\.extra_flags holds (port|host|api-key|admin-api-key): .*(launch\.|EAGLE3_API_KEY)"
