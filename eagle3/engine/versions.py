@@ -111,6 +111,7 @@ def capture_flags(
     own = {
         "disable-radix-cache": True,  # cached tokens are not computed again
         "cuda-graph-backend-prefill": "disabled",  # hooks do not run in a replayed graph
+        "cuda-graph-max-bs-decode": 1,  # nothing is decoded after the first token
         "chunked-prefill-size": batch_tokens,
     }
     if numbers(version) < LOGITS_HOOK:
