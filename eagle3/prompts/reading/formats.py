@@ -1,7 +1,6 @@
 """File formats of sources, cut into chunks that a worker opens by itself. Local paths and fsspec URLs."""
 
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,11 +9,10 @@ from typing import Any, NamedTuple
 import fsspec
 
 from eagle3.errors import InputError
+from eagle3.prompts.reading.shapes import from_json
 from eagle3.secrets import without_query
 
 BLOCK = 1 << 20  # bytes per request to a remote store; fsspec's default of 50 MB would fetch chunks many times
-
-DAMAGE = (OSError, ValueError, TypeError, MemoryError)  # pyarrow raises these, too, for damaged bytes
 NO_END = 1 << 62
 HEAD = 4096  # bytes in which a JSON array must start
 
@@ -87,16 +85,9 @@ def _line_rows(chunk: Chunk, names: Names) -> Rows:
             line = 0
             while position < chunk.end and (text := file.readline()):
                 line, position = line + 1, position + len(text)
-                yield line, _json(text) if text.strip() else BLANK
+                yield line, from_json(text) if text.strip() else BLANK
     except (OSError, ValueError) as error:  # stores raise these if the connection breaks
         raise _unreadable(chunk.file, error) from None
-
-
-def _json(text: bytes) -> Any:
-    try:
-        return json.loads(text.decode("utf-8-sig"))  # from bytes it would guess UTF-16, and find other lines
-    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
-        return None
 
 
 def _cut_whole(file: str, chunk_bytes: int) -> Iterator[Chunk]:
@@ -114,7 +105,7 @@ def _packed_rows(chunk: Chunk, names: Names) -> Rows:
             if ".json." in without_query(chunk.file).lower() and _starts_array(lines):
                 yield from _array_rows(chunk.file, lines)
             else:
-                yield from ((line, _json(text) if text.strip() else BLANK) for line, text in enumerate(lines, 1))
+                yield from ((line, from_json(text) if text.strip() else BLANK) for line, text in enumerate(lines, 1))
     except OSError as error:
         raise _unreadable(chunk.file, error) from None
 
@@ -134,7 +125,7 @@ def _starts_array(file: io.BufferedReader) -> bool:
 
 
 def _array_rows(file: str, content: io.BufferedReader) -> Rows:
-    rows = _json(content.read())
+    rows = from_json(content.read())
     if rows is None:
         raise InputError(f"{file} starts like a JSON array but is not valid JSON; fix it or write one object a line")
     return enumerate(rows, 1)
@@ -148,7 +139,7 @@ def _table(file: str) -> Iterator[Any]:
     try:
         with _opened(file) as content, pyarrow.parquet.ParquetFile(content) as table:
             yield table
-    except (pyarrow.ArrowException, *DAMAGE) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, MemoryError) as error:  # all for damaged bytes
         raise _unreadable(file, error) from None
 
 

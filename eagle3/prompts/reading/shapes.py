@@ -106,10 +106,7 @@ class Shape:
 
     def of_turn(self, turn: dict, kind: str) -> Any:
         """Return a turn's first value of a kind, which may be empty; None if it has none."""
-        for name in self.fields[kind]:
-            if (value := turn.get(name)) is not None:
-                return value
-        return None
+        return next((turn[name] for name in self.fields[kind] if turn.get(name) is not None), None)
 
 
 class Columns:
@@ -119,12 +116,10 @@ class Columns:
         self.found = found
 
     def first(self, kind: str) -> Any:
-        entries = self.found.get(kind)
-        return entries[0][1] if entries else None
+        return next(iter(self.all(kind)), None)
 
     def name(self, kind: str) -> str | None:
-        entries = self.found.get(kind)
-        return entries[0][0] if entries else None
+        return next((name for name, _ in self.found.get(kind, ())), None)
 
     def all(self, kind: str) -> list[Any]:
         return [value for _, value in self.found.get(kind, ())]
@@ -157,9 +152,6 @@ def shape_of(
     )
 
 
-USUAL = shape_of(None, None)
-
-
 def is_empty(value: Any) -> bool:
     """Tell whether a value is empty, also as JSON in a text."""
     if isinstance(value, str):  # long ones are not empty
@@ -177,9 +169,9 @@ def _inside(value: Any, path: list[str]) -> Any:
     return value
 
 
-def from_json(text: str) -> Any:
-    """Return the value of a JSON text, None if it is not JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+def from_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text, in UTF-8 if it is bytes; None if it is not JSON."""
+    try:  # from bytes json.loads would guess UTF-16, and find other lines
+        return json.loads(text if isinstance(text, str) else text.decode("utf-8-sig"))
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return None
