@@ -1,7 +1,7 @@
 """One raw row → chat messages and tools. Keeps user and system turns; drops answers, or keeps them unchanged."""
 
 import re
-from typing import Any, NoReturn
+from typing import Any
 
 from eagle3.prompts.reading.prompt import Refused, Tools, is_unicode, tools_text
 from eagle3.prompts.reading.shapes import CONVERSATION, Columns, Shape, from_json
@@ -33,8 +33,7 @@ def conversation(row: dict, columns: Columns, *, keep_answers: bool, shape: Shap
         if not (shape.keeps_tools and _holds_tools(name)):
             raise Refused(f"row with {name}")
     turns = _with_columns([(_role(turn, shape), turn) for turn in _turns(columns, row, shape)], columns)
-    roles = {role for role, _ in turns}
-    if "tool" in roles:
+    if any(role == "tool" for role, _ in turns):
         raise Refused("tool turn")
     last = "assistant" if keep_answers else "user"
     while turns and turns[-1][0] != last:
@@ -46,8 +45,6 @@ def conversation(row: dict, columns: Columns, *, keep_answers: bool, shape: Shap
     messages = [_message(role, turn, shape) for role, turn in turns if role != "assistant" or keep_answers]
     if "user" not in [message["role"] for message in messages]:
         raise Refused("no user turn")
-    if "system" not in roles:
-        return messages
     # Many exports write a blank system turn for "none"; a template would still render its header.
     return [message for message in messages if message["role"] != "system" or message["content"].strip()]
 
@@ -56,8 +53,10 @@ def _turns(columns: Columns, row: dict, shape: Shape) -> list[dict]:
     for kind in CONVERSATION:
         if name := columns.name(kind):
             break
-    else:
-        _nothing(row, shape)
+    else:  # the columns have other names, or they are empty
+        names = {name.lower() for kind in CONVERSATION for name in shape.fields[kind]}
+        found = any(str(column).lower() in names for column in row)
+        raise Refused("no user turn" if found else "no column of messages or prompts")
     turns = columns.first(kind)
     if isinstance(turns, str) and kind != "prompt":
         turns = from_json(turns)
@@ -71,13 +70,6 @@ def _turns(columns: Columns, row: dict, shape: Shape) -> list[dict]:
         if not isinstance(turn, dict):
             raise Refused(f"{name} holds something other than turns")
     return turns
-
-
-def _nothing(row: dict, shape: Shape) -> NoReturn:
-    """Raise Refused with the reason: the columns have other names, or they are empty."""
-    names = {name.lower() for kind in CONVERSATION for name in shape.fields[kind]}
-    found = any(str(column).lower() in names for column in row)
-    raise Refused("no user turn" if found else "no column of messages or prompts")
 
 
 def _of_prompt(text: str, columns: Columns, row: dict, shape: Shape) -> list[dict]:
@@ -181,9 +173,8 @@ def _holds_tools(column: str) -> bool:
 
 
 def _function(tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
-        raise Refused("tools other than functions")
-    function = tool.get("function", tool)
+    is_function = isinstance(tool, dict) and tool.get("type", "function") == "function"
+    function = tool.get("function", tool) if is_function else None
     if not isinstance(function, dict) or (function is tool and not OF_A_FUNCTION.issuperset(tool)):
         raise Refused("tools other than functions")
     if not isinstance(function.get("name"), str) or not function["name"].strip():
