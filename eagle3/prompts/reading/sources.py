@@ -61,8 +61,7 @@ def configured_sources(settings: SourceSettings) -> list[Source]:
         raise InputError(
             f"prompts.path={path} and prompts.sources={sources}: set exactly one of them, e.g. prompts.path=chats.jsonl"
         )
-    keys = ("path", "license", "name", "split", "attribution", "fields", "roles", "tools")
-    defaults = {**{key: getattr(settings, key) for key in keys}, "limit": None}
+    defaults = vars(settings) | {"limit": None}  # prompts.limit is for all sources together
     if sources is None:
         return [_source("prompts", defaults, id_prefix=False)]
     found = [
@@ -84,8 +83,7 @@ def plain_source(key: str, entry: str | dict, *, split: str) -> Source:
 
     entry: a path, or a dict of path, name, split; split: the default for a dataset folder.
     """
-    absent = dict.fromkeys(("name", "split", "fields", "roles", "license", "attribution", "limit"))
-    return _source(key, absent | _entry(entry), id_prefix=False, usual_split=split)
+    return _source(key, _entry(entry), id_prefix=False, usual_split=split)
 
 
 def _entry(entry: str | dict) -> dict:
@@ -96,18 +94,18 @@ def _source(key: str, entry: dict, *, id_prefix: bool, usual_split: str = "train
     path = str(entry["path"])
     if "://" not in path:  # keeps symbolic links: in the Hub's cache only the link has the file's name
         path = os.path.abspath(Path(path).expanduser())
-    files = _files(f"{key}.path={entry['path']}", path, f"{key}.split", entry["split"], usual_split)
-    name = entry["name"] or _stem(path, is_file=files == [path])
-    terms = source_terms(name=name, path=path, license=entry["license"], attribution=entry["attribution"])
+    files = _files(f"{key}.path={entry['path']}", path, f"{key}.split", entry.get("split"), usual_split)
+    name = entry.get("name") or _stem(path, is_file=files == [path])
+    terms = source_terms(name=name, path=path, license=entry.get("license"), attribution=entry.get("attribution"))
     return Source(
         key=key,
         path=path,
         files=files,
         name=name,
         terms=terms,
-        limit=entry["limit"],
+        limit=entry.get("limit"),
         id_prefix=f"{name}/" if id_prefix else "",
-        shape=shape_of(entry["fields"], entry["roles"], keeps_tools=entry.get("tools") == "keep"),
+        shape=shape_of(entry.get("fields"), entry.get("roles"), keeps_tools=entry.get("tools") == "keep"),
     )
 
 
