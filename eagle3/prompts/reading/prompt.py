@@ -37,8 +37,7 @@ class Prompt(NamedTuple):  # not a dataclass: one is made for every row, in half
 
     def asked(self) -> list[str]:
         """Return the texts without imported answers, so that a prompt has the same length with and without them."""
-        answers = [message["role"] == "assistant" for message in self.messages]
-        return [text for number, text in enumerate(self.texts()) if number >= len(answers) or not answers[number]]
+        return self._replace(messages=[each for each in self.messages if each["role"] != "assistant"]).texts()
 
 
 class Verdict(NamedTuple):

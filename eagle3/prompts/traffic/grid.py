@@ -29,15 +29,14 @@ def measure(prompt: Prompt) -> dict[str, float | str]:
     """Return the value of each feature. Imported answers do not count: they are not part of incoming traffic."""
     turns = user_turns(prompt)
     split = split_code(turns)
-    asked = [message for message in prompt.messages if message["role"] != "assistant"]
-    tools = bool(prompt.tools) or any(TOOL_DEFINITIONS.search(message["content"]) for message in asked)
+    tools = bool(prompt.tools) or any(map(TOOL_DEFINITIONS.search, prompt.asked()))
     return {
         "turns": len(turns),
         "characters": prompt_characters(prompt),
         "code_share": split.code_share,
         "language": language_of(split.prose),
         "tools": FLAG_BINS[tools],
-        "system_prompt": FLAG_BINS[any(message["role"] == "system" for message in asked)],
+        "system_prompt": FLAG_BINS[any(message["role"] == "system" for message in prompt.messages)],
     }
 
 
