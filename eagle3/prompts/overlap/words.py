@@ -20,21 +20,7 @@ WORDS_AND_SYMBOLS = re.compile(f"{WORD}|[^\\w\\s{PUNCTUATION}]|{OPERATOR}")
 
 UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")  # soft hyphens, characters without width
 
-HASHED_WORDS = 1 << 18  # words whose hash is remembered, some 30 MB
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial over a gram; odd, so that no bit of a word is lost
-
-
-class WordHashes(dict[str, int]):
-    """Word → 64-bit hash, the same in every process; cleared when full."""
-
-    def __missing__(self, word: str) -> int:
-        if len(self) >= HASHED_WORDS:
-            self.clear()
-        self[word] = found = xxhash.xxh3_64_intdigest(word.encode())
-        return found
-
-
-_hash_of = WordHashes()
 
 
 def words(text: str) -> list[str]:
@@ -61,11 +47,12 @@ def compared_text(messages: list[dict[str, str]]) -> str:
 
 
 def hash_text(text: str) -> int:
+    """Return a 64-bit hash, the same in every process."""
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
 def hash_words(found: Sequence[str]) -> UInt64[np.ndarray, " W"]:
-    return np.fromiter(map(_hash_of.__getitem__, found), dtype=np.uint64, count=len(found))
+    return np.fromiter(map(hash_text, found), dtype=np.uint64, count=len(found))
 
 
 def grams(hashes: UInt64[np.ndarray, " W"], n: int) -> UInt64[np.ndarray, " G"]:
