@@ -49,17 +49,16 @@ def _answers(row: object, source: Source) -> list[str]:
 
 def _benchmark(source: Source) -> Benchmark:
     read = [(found, _answers(row, source)) for row, found in read_prompts(source, keep_answers=False)]
-    rows = [found for found, _ in read]
-    prompts = [found for found in rows if isinstance(found, Prompt)]
+    prompts = [found for found, _ in read if isinstance(found, Prompt)]
     if not prompts:
         raise InputError(f"{source.key}.path={source.path} has no prompt that can be read; name a benchmark's file")
-    unread = Counter(found.reason for found in rows if isinstance(found, Refused))
+    unread = Counter(found.reason for found, _ in read if isinstance(found, Refused))
     if unread:
         reasons = ", ".join(f"{reason}: {number}" for reason, number in unread.most_common())
         log.warning(
             "%s.path=%s: %d of %d rows cannot be read as prompts (%s), and overlap with them is NOT looked for; "
             "write their questions as rows with prompt or turns",
-            source.key, source.path, unread.total(), len(rows), reasons,
+            source.key, source.path, unread.total(), len(read), reasons,
         )  # fmt: skip
     texts = [message["content"] for prompt in prompts for message in prompt.messages]
     answers = [answer for _, several in read for answer in several]
