@@ -17,7 +17,7 @@ import numpy as np
 from eagle3.errors import InputError
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.traffic.grid import Grid, features, measure
-from eagle3.prompts.traffic.raking import TOLERANCE, Margin, rake, total_variation, whole_counts
+from eagle3.prompts.traffic.raking import TOLERANCE, Margin, rake, whole_counts
 from eagle3.settings.prompts import TrafficSettings
 
 log = logging.getLogger(__name__)
@@ -101,8 +101,8 @@ def _feature_mixes(grid: Grid, margins: list[Margin], cells: np.ndarray, before:
         mixes[name] = {"bins": list(feature.bins), "target": np.round(target, 6).tolist()}
         for when, counts in (("before", before), ("after", after)):
             found = grid.shares(cells, counts, [name])
-            mixes[name] |= {when: np.round(found, 6).tolist()}
-            mixes[name] |= {f"distance_{when}": round(total_variation(found, target), 6)}
+            distance = float(np.abs(found - target).sum() / 2)  # total variation: the share that would have to move
+            mixes[name] |= {when: np.round(found, 6).tolist(), f"distance_{when}": round(distance, 6)}
     return mixes
 
 

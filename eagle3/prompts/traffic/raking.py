@@ -61,8 +61,3 @@ def whole_counts(expected: Float[np.ndarray, "C"], random: np.random.Generator) 
     if len(ends):
         ends[-1] = round(ends[-1])
     return np.diff(np.floor(ends + random.random()), prepend=0.0).astype(np.int64)
-
-
-def total_variation(first: Float[np.ndarray, "B"], second: Float[np.ndarray, "B"]) -> float:
-    """Return half the sum of absolute differences of two mixes: the share that would have to move."""
-    return float(np.abs(first - second).sum() / 2)
