@@ -32,17 +32,12 @@ COMPARED = [  # for the selection; only rows that passed have them
     ("shingles", pyarrow.list_(pyarrow.uint64())),
     ("cell", pyarrow.int32()),  # of the traffic mix
 ]
-WRITTEN = [name for name, _ in ROWS]
 SUMMARY = "summary"
 GROUP_ROWS, GROUP_BYTES = 4096, 4_000_000  # limits of a row group, which is kept in memory; its last row may be longer
 
 
 def band_names(bands: int) -> list[str]:
     return [f"band{band}" for band in range(bands)]
-
-
-def schema_of(bands: int) -> pyarrow.Schema:
-    return pyarrow.schema([*ROWS, *COMPARED, *((name, pyarrow.uint64()) for name in band_names(bands))])
 
 
 class ChunkWriter:
@@ -88,8 +83,9 @@ class ChunkWriter:
 @contextmanager
 def chunk_writer(path: Path, bands: int) -> Iterator[ChunkWriter]:
     """Open a chunk's file; it gets its name when the block ends well, else it is removed."""
+    schema = pyarrow.schema([*ROWS, *COMPARED, *((name, pyarrow.uint64()) for name in band_names(bands))])
     options = {"compression": "zstd", "use_dictionary": ["license", "origin", "reason"], "write_statistics": False}
-    with atomic_write(path) as file, parquet.ParquetWriter(file, schema_of(bands), **options) as table:
+    with atomic_write(path) as file, parquet.ParquetWriter(file, schema, **options) as table:
         yield ChunkWriter(table)
 
 
@@ -109,5 +105,5 @@ class ScannedChunk:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the columns for the stage's output files, row by row."""
         with parquet.ParquetFile(self.path) as file:
-            for batch in file.iter_batches(batch_size=1024, columns=WRITTEN):
+            for batch in file.iter_batches(batch_size=1024, columns=[name for name, _ in ROWS]):
                 yield from batch.to_pylist()
