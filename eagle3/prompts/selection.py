@@ -36,10 +36,7 @@ class Selection:
         self.cuts: dict[int, int] = {}  # source → its first prompt past its limit
         self._open(chunks)
 
-    def __enter__(self) -> "Selection":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.db.close()
 
     def _open(self, chunks: list[ScannedChunk]) -> None:
@@ -65,10 +62,9 @@ class Selection:
                 FROM scanned WHERE reason IS NULL;
         """)
 
-    def _store(self, name: str, table: pyarrow.Table) -> None:
-        self.db.register("arrow", table)
+    def _store(self, name: str, arrow: pyarrow.Table) -> None:
+        """Copy a table, which DuckDB finds by the name of the variable."""
         self.db.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM arrow")
-        self.db.unregister("arrow")
 
     def apply(self, duplicates: DuplicateSettings, sources: list[Source]) -> None:
         """Find duplicates, and prompts past their source's limit, which do not make later ones duplicates.

@@ -8,7 +8,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from loky import cpu_count
@@ -78,7 +78,7 @@ def _selected(
         chunks = list(scan(tasks, scanner, enough=enough, processes=processes))
         if not any(chunk.summary["prompts"] for chunk in chunks):
             raise nothing_left(sources, chunks)
-        with Selection(work / "selection", chunks, threads=processes) as selection:
+        with closing(Selection(work / "selection", chunks, threads=processes)) as selection:
             selection.apply(rules.duplicates, sources)
             if len(chunks) < len(tasks) and enough.raised(selection.kept(len(sources))):
                 continue
