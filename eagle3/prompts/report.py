@@ -37,11 +37,9 @@ def _rows(ledger: dict[str, Any]) -> Iterator[str]:
         f"reason. This page has counts and no text of a row."
     )
     yield "## Rows in and out"
-    kept = [(name, each["rows"], each["prompts"]) for name, each in sources.items()]
-    yield _table(
-        ("source", "rows in", "prompts out", "share"),
-        [(name, rows, prompts, f"{prompts / max(rows, 1):.1%}") for name, rows, prompts in kept],
-    )
+    counts = [(name, each["rows"], each["prompts"]) for name, each in sources.items()]
+    shares = [(name, rows, prompts, f"{prompts / max(rows, 1):.1%}") for name, rows, prompts in counts]
+    yield _table(("source", "rows in", "prompts out", "share"), shares)
     yield "## Why rows are not prompts"
     refused = [(name, *reason) for name, each in sources.items() for reason in each["rejected"].items()]
     yield _table(("source", "reason", "rows"), refused) if refused else "Every row is a prompt."
@@ -50,15 +48,12 @@ def _rows(ledger: dict[str, Any]) -> Iterator[str]:
 def _licenses(ledger: dict[str, Any]) -> Iterator[str]:
     entries = ledger["attribution"]
     yield "## Licences of the prompts"
-    yield _table(
-        ("source", "licence", "prompts"),
-        [(entry["source"], *row) for entry in entries for row in _commonest(entry["licenses"])],
-    )
+    licenses = [(entry["source"], *row) for entry in entries for row in _commonest(entry["licenses"])]
+    yield _table(("source", "licence", "prompts"), licenses)
     yield "Rows without a licence have their source's. `attribution.txt` has the credits for a release."
-    yield _table(
-        ("source", "its licence is from", "credit"),
-        [(entry["source"], entry["license_from"] or "none: its rows name theirs", _credit(entry)) for entry in entries],
-    )
+    own = "none: its rows name theirs"
+    credits = [(entry["source"], entry["license_from"] or own, _credit(entry)) for entry in entries]
+    yield _table(("source", "its licence is from", "credit"), credits)
 
 
 def _commonest(licenses: dict[str, int]) -> Iterable[tuple[str, int]]:
@@ -105,10 +100,8 @@ def _leaks(ledger: dict[str, Any]) -> Iterator[str]:
     if not leaks:
         yield "**No benchmark is named** in `prompts.decontamination.benchmarks`: overlap was not looked for."
         return
-    yield _table(
-        ("benchmark", "texts", "answers", f"dropped: {words} words in a row"),
-        [(name, *(leak[key] for key in ("texts", "answers", "dropped"))) for name, leak in leaks.items()],
-    )
+    counts = [(name, leak["texts"], leak["answers"], leak["dropped"]) for name, leak in leaks.items()]
+    yield _table(("benchmark", "texts", "answers", f"dropped: {words} words in a row"), counts)
     for name, leak in leaks.items():
         if leak["unread"]:
             yield f"**{leak['unread']:,} rows of {cell(name)} could not be read** and were not compared."
@@ -131,24 +124,20 @@ def _traffic(ledger: dict[str, Any]) -> Iterator[str]:
         yield _table(("bin", *mixes), zip(feature["bins"], *shares, strict=True))
     if traffic["unfilled"]:
         yield "### Strata that the pool could not fill"
-        yield _table(
-            ("stratum", "wanted", "in the pool", "kept"),
-            [
-                (", ".join(map(" ".join, row["stratum"].items())), row["wanted"], row["in_pool"], row["kept"])
-                for row in traffic["unfilled"]
-            ],
-        )
+        unfilled = [
+            (", ".join(map(" ".join, row["stratum"].items())), row["wanted"], row["in_pool"], row["kept"])
+            for row in traffic["unfilled"]
+        ]
+        yield _table(("stratum", "wanted", "in the pool", "kept"), unfilled)
 
 
 def _made_from(ledger: dict[str, Any]) -> Iterator[str]:
     yield "## Made from"
-    yield _table(
-        ("source", "path", "files", "bytes"),
-        [
-            (source["name"], source["path"], len(source["files"]), sum(size for _, size, _ in source["files"]))
-            for source in ledger["inputs"]["sources"]
-        ],
-    )
+    sources = [
+        (source["name"], source["path"], len(source["files"]), sum(size for _, size, _ in source["files"]))
+        for source in ledger["inputs"]["sources"]
+    ]
+    yield _table(("source", "path", "files", "bytes"), sources)
     yield f"`ledger.json` has every setting. SHA-256 of `prompts.jsonl`: `{ledger['sha256']}`"
 
 
