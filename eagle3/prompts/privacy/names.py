@@ -5,8 +5,11 @@ Each process loads the model when it first uses it, because a `Privacy` is pickl
 
 import json
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
+
+import numpy as np
 
 from eagle3.errors import InputError, require_packages
 from eagle3.prompts.privacy.recogniser import Span
@@ -51,15 +54,12 @@ class NameModel:
                 raise InputError(
                     f"{KEY}.path={path} has no {name}; give the model's folder, and its graph as {KEY}.file"
                 )
-        self._loaded: Any = None
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "_loaded": None}
+        return {key: value for key, value in vars(self).items() if key != "_loaded"}
 
     def find(self, text: str) -> Iterator[tuple[str, Span]]:
         """Yield entity and span of every finding; long texts are read in overlapping pieces."""
-        if self._loaded is None:
-            self._loaded = self._load()
         _, tokenizer = self._loaded
         encoding = tokenizer.encode(text)
         for piece in (encoding, *encoding.overflowing):
@@ -90,7 +90,9 @@ class NameModel:
         """Return PERSON for B-PER, LOCATION for GPE, None for a label that is no entity."""
         return self.entities.get(_plain(label))
 
-    def _load(self) -> Any:
+    @cached_property
+    def _loaded(self) -> Any:
+        """The graph and its tokenizer."""
         import onnxruntime
         from tokenizers import Tokenizer
 
@@ -104,8 +106,6 @@ class NameModel:
 
     def _tokens(self, piece: Any) -> Iterator[tuple[str, Span]]:
         """Yield the tokens of a piece that belong to an entity in `actions`."""
-        import numpy as np
-
         graph, _ = self._loaded
         inputs = {"input_ids": piece.ids, "attention_mask": piece.attention_mask, "token_type_ids": piece.type_ids}
         [logits] = graph.run(None, {each.name: np.array([inputs[each.name]]) for each in graph.get_inputs()})[0]
