@@ -32,14 +32,10 @@ def emails(text: str) -> Iterator[Span]:
             continue
         user = local.group()[::-1].lstrip(EMAIL_EDGES)
         start = at.start() - len(user)
-        in_url = URL_ACCOUNT.search(text[max(0, start - 130) : start])
-        # A matrix product `weights@x.transpose` has no public suffix.
-        if user and not in_url and not MACHINE_USERS.fullmatch(user) and _has_public_suffix(domain.group()):
+        if not user or MACHINE_USERS.fullmatch(user) or URL_ACCOUNT.search(text[max(0, start - 130) : start]):
+            continue
+        if _public_suffixes().publicsuffix(domain.group().lower()):  # a matrix product `weights@x.transpose` has none
             yield Span(start, domain.end())
-
-
-def _has_public_suffix(domain: str) -> bool:
-    return _public_suffixes().publicsuffix(domain.lower()) is not None
 
 
 @cache
