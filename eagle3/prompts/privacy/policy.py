@@ -133,9 +133,7 @@ class Privacy:
         found = self._matched(text)
         if self.model is not None:
             found += [Found(*span, entity, self.model.actions[entity]) for entity, span in self.model.find(text)]
-        if not found or self.allowed is None:
-            return _without_overlaps(found), []
-        passed = [item for item in found if self.allowed(item.entity, text[item.start : item.end])]
+        passed = [item for item in found if self.allowed and self.allowed(item.entity, text[item.start : item.end])]
         return _without_overlaps([item for item in found if item not in passed]), _without_overlaps(passed)
 
     def _matched(self, text: str) -> list[Found]:
@@ -183,7 +181,7 @@ def _merged(masks: list[Found]) -> list[Found]:
     groups: list[list[Found]] = []
     end = 0
     for mask in sorted(masks, key=lambda item: item.start):
-        if not groups or mask.start >= end:
+        if mask.start >= end:
             groups.append([])
         groups[-1].append(mask)
         end = max(end, mask.end)
