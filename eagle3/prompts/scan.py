@@ -66,7 +66,7 @@ class Scanner:
         source, checks = self.sources[task.source], self.checks[task.source]
         counts: dict[str, Counter[str]] = {check.name: Counter() for check in checks}
         with chunk_writer(path, self.signer.bands) as writer:
-            for line, value in chunk_rows(task.chunk, source.shape.columns):
+            for line, value in chunk_rows(task.chunk, source.shape.wanted):
                 writer.lines = line
                 if value is not BLANK:
                     row = read_prompt(value, source, keep_answers=self.keep_answers)

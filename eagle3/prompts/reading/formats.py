@@ -1,7 +1,7 @@
 """File formats of sources, cut into chunks that a worker opens by itself. Local paths and fsspec URLs."""
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ NO_END = 1 << 62
 HEAD = 4096  # bytes in which a JSON array must start
 
 BLANK = object()  # stands for a blank line: it is no row, but it counts as a line
-Names = Set[str] | None  # of the columns that are read, in lower case; None: all
+Names = Container[str] | None  # of the columns that are read, in lower case; None: all
 Rows = Iterator[tuple[int, Any]]  # (line within the chunk, from 1; the row's value, None when it is not JSON, or BLANK)
 
 

@@ -14,7 +14,7 @@ def read_prompts(source: Source, *, keep_answers: bool) -> Iterator[tuple[object
     """Yield every row of a source, in the order of its files, with its prompt or the reason why it has none."""
     for file in source.files:
         for chunk in cut(file, NO_END):  # the whole file
-            for _, value in chunk_rows(chunk, source.shape.columns):
+            for _, value in chunk_rows(chunk, source.shape.wanted):
                 if value is not BLANK:
                     yield value, read_prompt(value, source, keep_answers=keep_answers)
 
@@ -56,14 +56,11 @@ def _id(columns: Columns) -> str | None:
 
 def _license(columns: Columns, source: Source) -> str | None:
     """Return the row's licences, all of which must be allowed, or else the source's."""
-    values = columns.all("license")
-    if not values:
-        return source.terms.license
     given = columns.parts("license")
+    if not given:
+        return source.terms.license
     if not all(isinstance(each, str) and is_unicode(each) for each in given):
         raise Refused("license is not text")
-    if len(values) == 1 and isinstance(values[0], str):
-        return values[0]
     return " AND ".join({" ".join(each.lower().split()): each for each in given}.values())
 
 

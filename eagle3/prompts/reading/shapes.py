@@ -78,13 +78,8 @@ class Shape:
     keeps_tools: bool = False
 
     @cached_property
-    def columns(self) -> frozenset[str]:
-        """Return the names of columns that are read, in lower case."""
-        return frozenset(self._wanted)
-
-    @cached_property
-    def _wanted(self) -> dict[str, list[Wanted]]:
-        """Return the values to read from each column."""
+    def wanted(self) -> dict[str, list[Wanted]]:
+        """Return the values to read from each column, by its name in lower case."""
         wanted: dict[str, list[Wanted]] = {}
         for kind, names in self.fields.items():
             for rank, name in enumerate(names if kind not in OF_TURNS else ()):
@@ -94,7 +89,7 @@ class Shape:
 
     def read(self, row: dict) -> "Columns":
         found: dict[str, list[tuple[str, Any]]] = {}
-        columns = [(wanted, column) for column in row for wanted in self._wanted.get(column.lower(), ())]
+        columns = [(wanted, column) for column in row for wanted in self.wanted.get(column.lower(), ())]
         for (_, kind, name, inside), column in sorted(columns, key=lambda each: each[0][0]):  # ties in order of the row
             value = _inside(row[column], inside) if inside else row[column]
             if not is_empty(value):
@@ -134,10 +129,7 @@ class Columns:
 
 
 def shape_of(
-    fields: Mapping[str, str | Sequence[str]] | None,
-    roles: Mapping[str, str] | None,
-    *,
-    keeps_tools: bool = False,
+    fields: Mapping[str, str | Sequence[str]] | None, roles: Mapping[str, str] | None, *, keeps_tools: bool = False
 ) -> Shape:
     """Return the usual shape with the names of `fields` instead of its own, and with `roles` added.
 
