@@ -2,7 +2,7 @@
 
 import logging
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import fsspec
 
@@ -40,64 +40,49 @@ class SourceTerms:
         return [self.license_from, self.attribution, self.link, self.citation]
 
 
-@dataclass(frozen=True)
-class Card:
-    """A Hugging Face dataset card; empty if there is none or if it is broken."""
-
-    metadata: dict = field(default_factory=dict)
-    citation: str | None = None
-
-    @property
-    def license(self) -> str | None:
-        """Return `license:` of the front matter, a list joined by AND; `other` stands for `license_name`."""
-        own = _text(self.metadata.get("license_name"))
-        ids = _texts(self.metadata.get("license"))
-        return " AND ".join(own if own and id.lower() == "other" else id for id in ids) or None
-
-
 def source_terms(*, name: str, path: str, license: str | None, attribution: str | None) -> SourceTerms:
     """Return the terms of the source `name` at `path`, a file, a dataset folder or an fsspec URL.
 
     A licence from the configuration takes precedence over the card's; the ledger shows both.
     """
-    card = nearest_card(path)
+    card, citation = nearest_card(path)
+    card_license = license_of(card)
     hub_id = hub_id_in(path)
-    made_of = _texts(card.metadata.get("source_datasets"))
-    names = (name, *names_in(path), _text(card.metadata.get("pretty_name")), *made_of)
+    names = (name, *names_in(path), _text(card.get("pretty_name")), *_texts(card.get("source_datasets")))
     return SourceTerms(
         name=name,
-        license=license or card.license,
-        license_from="config" if license else "card" if card.license else None,
-        card_license=card.license,
+        license=license or card_license,
+        license_from="config" if license else "card" if card_license else None,
+        card_license=card_license,
         known_as=tuple(dict.fromkeys(known for known in names if known)),
         attribution=attribution,
-        link=f"https://huggingface.co/datasets/{hub_id}" if hub_id else _text(card.metadata.get("homepage")),
-        citation=card.citation,
+        link=f"https://huggingface.co/datasets/{hub_id}" if hub_id else _text(card.get("homepage")),
+        citation=citation,
     )
 
 
-def nearest_card(path: str) -> Card:
+def nearest_card(path: str) -> tuple[dict, str | None]:
     """Return the card in the source's folder or the nearest folder above: data are often in DATASET/data."""
-    folder, card = path.rstrip("/"), Card()
+    folder = path.rstrip("/")
     for _ in range(1 + PARENTS):
-        card = read_card(folder)
-        if card.metadata or "/" not in folder.partition("://")[2 if "://" in folder else 0].lstrip("/"):
+        card, citation = read_card(folder)
+        if card or "/" not in folder.partition("://")[2 if "://" in folder else 0].lstrip("/"):
             break
         folder = folder.rpartition("/")[0]
-    return card
+    return card, citation
 
 
-def read_card(folder: str) -> Card:
-    """Return the dataset card in `folder`."""
+def read_card(folder: str) -> tuple[dict, str | None]:
+    """Return the metadata and the citation of the Hugging Face dataset card in `folder`, if there is one."""
     try:
         files, path = fsspec.core.url_to_fs(folder)
         if not files.isfile(f"{path.rstrip('/')}/{CARD}"):
-            return Card()
+            return {}, None
         text = files.read_block(f"{path.rstrip('/')}/{CARD}", 0, CARD_BYTES).decode("utf-8", errors="replace")
     except (OSError, ValueError):  # the reader of the rows reports the path
-        return Card()
+        return {}, None
     citation = CITATION.search(text)
-    return Card(_front_matter(text, folder), _text(citation[1]) if citation else None)
+    return _front_matter(text, folder), _text(citation[1]) if citation else None
 
 
 def _front_matter(text: str, folder: str) -> dict:
@@ -110,6 +95,12 @@ def _front_matter(text: str, folder: str) -> dict:
         log.warning("the front matter of %s/%s is not valid YAML and is ignored", folder, CARD)
         return {}
     return metadata if isinstance(metadata, dict) else {}
+
+
+def license_of(card: dict) -> str | None:
+    """Return `license:` of a card's metadata, a list joined by AND; `other` stands for `license_name`."""
+    own = _text(card.get("license_name"))
+    return " AND ".join(own if own and id.lower() == "other" else id for id in _texts(card.get("license"))) or None
 
 
 def names_in(path: str) -> list[str]:
