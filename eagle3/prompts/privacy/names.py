@@ -40,13 +40,15 @@ class NameModel:
     def __init__(self, **settings: Unpack[NameModelSettings]) -> None:
         require_packages("onnxruntime", "tokenizers", extra="onnx", needed_by="prompts/privacy/model=onnx")
         path, self.file, self.threshold = settings["path"], settings["file"], settings["threshold"]
-        self.path, self.actions, labels = Path(path).expanduser(), settings["actions"], settings["labels"]
-        self.entities = LABELS | {_plain(label): entity for entity, each in labels.items() for label in each}
-        self.id2label = self._labels_of_model()
-        if unknown := sorted(set(self.actions) - {self._entity(label) for label in self.id2label.values()}):
+        self.path, self.actions = Path(path).expanduser(), settings["actions"]
+        own = {_plain(label): entity for entity, labels in settings["labels"].items() for label in labels}
+        labels = self._labels_of_model()
+        # PERSON for B-PER, LOCATION for GPE, None for a label that is no entity.
+        self.entities = {index: (LABELS | own).get(_plain(label)) for index, label in labels.items()}
+        if unknown := sorted(set(self.actions) - set(self.entities.values())):
             raise InputError(
                 f"{KEY}.path={path} does not know {', '.join(unknown)} (its labels: "
-                f"{', '.join(sorted(self.id2label.values()))[:200]}); name its labels in {KEY}.labels, or do not "
+                f"{', '.join(sorted(labels.values()))[:200]}); name its labels in {KEY}.labels, or do not "
                 f"look for them: ~{KEY}.actions.{unknown[0]}"
             )
         for name in (self.file, "tokenizer.json"):
@@ -86,10 +88,6 @@ class NameModel:
             ) from None
         return {int(index): label for index, label in config.get("id2label", {}).items()}
 
-    def _entity(self, label: str) -> str | None:
-        """Return PERSON for B-PER, LOCATION for GPE, None for a label that is no entity."""
-        return self.entities.get(_plain(label))
-
     @cached_property
     def _loaded(self) -> Any:
         """The graph and its tokenizer."""
@@ -112,7 +110,7 @@ class NameModel:
         exponentials = np.exp(logits - logits.max(-1, keepdims=True))  # (tokens, labels)
         probabilities = (exponentials / exponentials.sum(-1, keepdims=True)).max(-1)
         for (start, end), label, likely in zip(piece.offsets, logits.argmax(-1), probabilities, strict=True):
-            entity = self._entity(self.id2label[int(label)])
+            entity = self.entities[int(label)]
             if entity is not None and entity in self.actions and end > start and likely >= self.threshold:
                 yield entity, Span(start, end)
 
