@@ -30,16 +30,6 @@ class Counts:
     origins: Counter[str] = field(default_factory=Counter)  # the prompts' own `source`
     found: dict[str, Counter[str]] = field(default_factory=dict)  # counts of each check, e.g. entities
 
-    def add_scan(self, summary: dict) -> None:
-        self.rows += summary["rows"]
-        for check, counts in summary["counts"].items():
-            self.found.setdefault(check, Counter()).update(counts)
-
-    def keep(self, row: dict) -> None:
-        self.prompts += 1
-        self.licenses[row["license"]] += 1
-        self.origins[row["origin"]] += 1
-
 
 def write_prompts(
     folder: Path, sources: list[Source], chunks: list[ScannedChunk], selection: Selection
@@ -51,13 +41,17 @@ def write_prompts(
         for number, chunk in enumerate(chunks):
             name = sources[chunk.source].name
             count, reasons = counts[name], selection.reasons(number)
-            count.add_scan(chunk.summary)
+            count.rows += chunk.summary["rows"]
+            for check, found in chunk.summary["counts"].items():
+                count.found.setdefault(check, Counter()).update(found)
             lines = 0 if chunk.summary["start"] == 0 else lines
             for index, row in enumerate(chunk.rows()):
                 reason = row["reason"] or reasons.get(index)
                 if reason is None:
                     prompts.write(row["record"])
-                    count.keep(row)
+                    count.prompts += 1
+                    count.licenses[row["license"]] += 1
+                    count.origins[row["origin"]] += 1
                     continue
                 count.rejected[reason] += 1
                 place = {"file": chunk.summary["file"], "line": lines + row["line"]}
