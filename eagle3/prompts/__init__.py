@@ -12,12 +12,4 @@ LIBRARIES = (  # of the extra `prompts`, by import name
     "pyarrow", "stdnum", "xxhash",
 )  # fmt: skip
 
-__all__ = [
-    "LIBRARIES",
-    "Prompt",
-    "Refused",
-    "Source",
-    "configured_sources",
-    "plain_source",
-    "read_prompts",
-]
+__all__ = ["LIBRARIES", "Prompt", "Refused", "Source", "configured_sources", "plain_source", "read_prompts"]

@@ -25,7 +25,6 @@ LONGEST_VERSION_WORDS, LONGEST_LOGIN = 30, 80
 # Networks of hosts; other hex digits with colons are slices, durations or C++ names.
 IPV6_HOSTS = [ipaddress.ip_network(network) for network in ("::1", "2000::/3", "fc00::/7", "fe80::/10", "64:ff9b::/96")]
 EIGHT_GROUPS = re.compile(r"[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){7}")  # nothing else has this form
-IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def ip_addresses(text: str) -> Iterator[Span]:
@@ -51,7 +50,7 @@ def _host(match: re.Match[str]) -> Iterator[Span]:
         yield Span(match.start(), match.start() + len(address))
 
 
-def _is_host(host: IpAddress, *, written_out: bool = False) -> bool:
+def _is_host(host: ipaddress.IPv4Address | ipaddress.IPv6Address, *, written_out: bool = False) -> bool:
     if isinstance(host, ipaddress.IPv6Address):
         if host.ipv4_mapped is not None:
             return _is_host(host.ipv4_mapped)
