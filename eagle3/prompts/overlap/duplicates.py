@@ -1,6 +1,6 @@
 """Duplicates: the signatures that prompts are compared by, and prompts that earlier runs kept.
 
-B bands, R values of the MinHash signature in each, V = B · R, S shingles of a text.
+B bands, R values of the MinHash signature in each, S shingles of a text.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 from datasketch import MinHash
-from jaxtyping import UInt32, UInt64
+from jaxtyping import UInt64
 
 from eagle3.errors import InputError
 from eagle3.prompts.overlap.words import Owners, compared_text, hash_text, shingles, words_and_symbols
@@ -41,22 +41,17 @@ class Signer:
 
     def __init__(self, settings: DuplicateSettings):
         self.shingle_words, self.bands, self.band_rows = settings.shingle_words, settings.bands, settings.band_rows
-        self.permutations = MinHash(num_perm=self.bands * self.band_rows, seed=SEED, scheme=SCHEME).permutations
+        self.empty = MinHash(self.bands * self.band_rows, SEED, hashfunc=int, scheme=SCHEME)
 
     def __call__(self, prompt: Prompt) -> Signature:
         text = compared_text(prompt.messages)
         found = shingles(text, self.shingle_words)
-        bands = self._minhash(found).astype("<u4").reshape(self.bands, self.band_rows)
+        minhash = self.empty.copy()
+        for start in range(0, len(found), BLOCK):
+            minhash.update_batch(found[start : start + BLOCK] >> np.uint64(32))  # the upper halves of the hashes
+        bands = minhash.hashvalues.astype("<u4").reshape(self.bands, self.band_rows)
         keys = [xxhash.xxh3_64_intdigest(band.tobytes()) for band in bands]
         return Signature(hash_text(prompt.id), text_hash(text), found, keys)
-
-    def _minhash(self, found: UInt64[np.ndarray, " S"]) -> UInt32[np.ndarray, " V"]:
-        """Return datasketch's MinHash of the upper halves of the hashes."""
-        count = self.bands * self.band_rows
-        signature = MinHash(count, SEED, hashfunc=int, permutations=self.permutations, scheme=SCHEME)
-        for start in range(0, len(found), BLOCK):
-            signature.update_batch(found[start : start + BLOCK] >> np.uint64(32))
-        return signature.hashvalues
 
 
 class KnownCheck:
