@@ -38,14 +38,13 @@ def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool
     the answers in `out_dir`/answers are to other prompts.
     """
     found = configured_sources(settings)
-    limit = settings.limit
     folder = Path(out_dir) / "prompts"
     made_by = {"format": FORMAT, "keep_answers": keep_answers, "rules": rules.inputs()}
     sources = [
         {**source.inputs(), "credit": source.terms.credit(), "limit": source.limit, "files": source.fingerprint()}
         for source in found
     ]
-    inputs = public({**made_by, "limit": limit, "sources": sources})
+    inputs = public({**made_by, "limit": settings.limit, "sources": sources})
     ledger = current_ledger(folder, inputs)
     if ledger is not None:
         log.info("prompts are up to date: %d in %s", ledger["prompts"], folder)
@@ -54,8 +53,7 @@ def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool
     work = folder / ".work"
     scanner = Scanner(work / "chunks", found, rules, keep_answers=keep_answers)
     tasks = tasks_of(found, int(settings.chunk_mb * 1e6), list(made_by.values()))
-    with _selected(work, scanner, tasks, rules, limit=limit, processes=settings.processes or cpu_count()) as selected:
-        chunks, selection, traffic = selected
+    with _selected(work, scanner, tasks, rules, settings) as (chunks, selection, traffic):
         counts = write_prompts(work / "made", found, chunks, selection)
     ledger = _publish(folder, found, counts, traffic, rules, inputs)
     _remove_work(folder)
@@ -65,13 +63,13 @@ def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool
 
 @contextmanager
 def _selected(
-    work: Path, scanner: Scanner, tasks: list[ScanTask], rules: Rules, *, limit: int | None, processes: int
+    work: Path, scanner: Scanner, tasks: list[ScanTask], rules: Rules, settings: StageSettings
 ) -> Iterator[tuple[list[ScannedChunk], Selection, dict | None]]:
     """Give the scanned chunks, the selection of their prompts, and the report of the traffic mix.
 
     Reads as far as the limits require, and further if duplicates leave too few prompts.
     """
-    sources = scanner.sources
+    sources, limit, processes = scanner.sources, settings.limit, settings.processes or cpu_count()
     sample = rules.sample_cells(rules.traffic) if rules.traffic else Counter()
     enough = Enough(sources, limit=None if rules.traffic else limit)  # the mix draws from all rows
     while True:
