@@ -67,12 +67,9 @@ class Allowed:
         self.domains = tuple(f".{domain.casefold().lstrip('.@')}" for domain in settings.domains)
 
     def __call__(self, entity: str, value: str) -> bool:
+        domain = DOMAIN.search(value)
         return (
             (self.placeholders and entity in PLACEHOLDERS and PLACEHOLDERS[entity](value))
             or value.casefold() in self.values
-            or (bool(self.domains) and self._is_own(value))
+            or (domain is not None and f".{domain[1].casefold()}".endswith(self.domains))
         )
-
-    def _is_own(self, value: str) -> bool:
-        domain = DOMAIN.search(value)
-        return domain is not None and f".{domain[1].casefold()}".endswith(self.domains)

@@ -162,12 +162,10 @@ def _hashed(name: str) -> str:
 
 def _without_overlaps(found: list[Found]) -> list[Found]:
     """Keep one of overlapping findings: drop before mask before keep, then the longest."""
-    if len(found) < 2:
-        return found
     masks = [item for item in found if item.action == "mask"]
     found = [item for item in found if item.action != "mask"] + _merged(masks)
     preferred = sorted(found, key=lambda item: (ACTIONS.index(item.action), item.start - item.end, item.start))
-    taken = bytearray(max(item.end for item in found))
+    taken = bytearray(max((item.end for item in found), default=0))
     chosen = []
     for item in preferred:
         if not any(taken[item.start : item.end]):

@@ -37,7 +37,6 @@ OTHER_KEYS = re.compile(
     r"|(?<!\w)1000\.[0-9a-f]{32}\.[0-9a-f]{32}|(?<!\w)00D\w{12,15}![\w.]{60,120}",
     re.ASCII,
 )
-IN_OTHER_KEYS = (":", "AC", "SK", "key-", "-us", ".", "|", "Q~", "!")
 
 
 def api_keys(text: str) -> Iterator[Span]:
@@ -49,7 +48,7 @@ def api_keys(text: str) -> Iterator[Span]:
             if match and _ends_alone(text, position, match.end()) and is_random(match.group()):
                 yield Span(position, match.end())
             position = text.find(start, match.end() if match else position + len(start))
-    for match in OTHER_KEYS.finditer(text) if any(part in text for part in IN_OTHER_KEYS) else ():
+    for match in OTHER_KEYS.finditer(text):
         if _ends_alone(text, *match.span()) and is_random(match.group()):
             yield Span(*match.span())
 
