@@ -70,8 +70,7 @@ LONGEST_CALLED = 30
 
 PHONE_WORDS = words(
     r"(?:tele)?phones?", "tel", "call", "calling", "mobile", "cell", "text me", "whatsapp", "sms", "fax", "ring",
-    "dial",
-    "reach", "contact", "hotline", "signal", "telegram", "(?:my|his|her|their|our) numbers?", r"messag\w{1,4}",
+    "dial", "reach", "contact", "hotline", "signal", "telegram", "(?:my|his|her|their|our) numbers?", r"messag\w{1,4}",
     "answering", "office", r"t[ée]l[ée]phon\w{0,9}", "t[ée]l",
     "portable", r"appell?e\w{0,3}", r"joi\w{2,5}", "handy(?:nummer)?", r"tel[eé]f[oó]n\w{0,9}", r"(?:an)?ruf\w{0,6}",
     r"erreich\w{0,5}", "mobil", "m[óo]vil", "celular", r"ll[áa]m\w{1,6}", "cellulare", r"chiam\w{1,6}",

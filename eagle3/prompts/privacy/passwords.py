@@ -50,16 +50,13 @@ password_hashes = Pattern(  # with salt, as systems store them: weak passwords c
 # --- assigned to a name such as password; or 16 characters and more, to a secret, key or token ------------------------
 
 ASSIGNED_GATES = (
-    "pass", "pwd", "secret", "key", "token", "credential", "auth", "webhook",
-    "kennwort", "contrase", "senha", "wachtwoord", "пароль", "密码",
-    "密碼", "identified", "curl", "mysql",
+    "pass", "pwd", "secret", "key", "token", "credential", "auth", "webhook", "kennwort", "contrase", "senha",
+    "wachtwoord", "пароль", "密码", "密碼", "identified", "curl", "mysql",
 )  # fmt: skip
 CALLED = (
     r"(?:(?P<password>(?<!reise)(?<!by)(?<!com)(?<!tres)(?<!sur)(?<!over)(?<!under)pass(?:word|wd|phrase|wort|code)?"
-    r"|pwd|kennwort|mot[ _]de[ _]passe|contrase[nñ]a"
-    r"|senha|wachtwoord|пароль|密码|密碼)"
-    r"|(?:(?:secret|api|access|account|auth|private|app|master|service|encryption|signing)"
-    r"[ _-]?(?:access[ _-]?)?key"
+    r"|pwd|kennwort|mot[ _]de[ _]passe|contrase[nñ]a|senha|wachtwoord|пароль|密码|密碼)"
+    r"|(?:(?:secret|api|access|account|auth|private|app|master|service|encryption|signing)[ _-]?(?:access[ _-]?)?key"
     r"|secret|token|credentials?|auth[ _-]?code|webhook[ _-]?url))"
 )
 ASSIGNED = (
