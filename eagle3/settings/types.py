@@ -182,7 +182,8 @@ def _is_part(value: dict[Any, Any]) -> dict[Any, Any]:
 
 def _require_taken(target: str, keys: dict[Any, Any]) -> None:
     try:
-        parameters = inspect.signature(locate(target)).parameters  # type: ignore[arg-type]
+        made: Any = locate(target)
+        parameters = inspect.signature(made).parameters
     except (ErrorDuringImport, TypeError, ValueError) as error:
         rule = f"names no class or function that can be imported ({first_line(error)})"
         raise fault("_target_", value=target, rule=rule) from None
@@ -190,9 +191,11 @@ def _require_taken(target: str, keys: dict[Any, Any]) -> None:
     rest = [parameter.annotation for parameter in parameters.values() if parameter.kind is parameter.VAR_KEYWORD]
     for schema in get_args(rest[0]) if rest else ():  # **settings: Unpack[schema], inherited from a class of ours
         validated(schema, others)
-    if others and not rest:
-        key, value = next(iter(others.items()))
-        raise fault(str(key), value=value, rule=UNKNOWN)
+    bases = (PARTS.get(f"{base.__module__}.{base.__qualname__}") for base in getattr(made, "__mro__", ())[1:])
+    taken = {key for schema in bases if schema for key in get_type_hints(schema)}  # where the base is built
+    for key, value in others.items():
+        if not rest and key not in taken:
+            raise fault(str(key), value=value, rule=UNKNOWN)
 
 
 if TYPE_CHECKING:
