@@ -14,7 +14,7 @@ import torch
 from eagle3.answers.generate import cut
 from eagle3.decoding.drafter import Tree, draft_tree
 from eagle3.decoding.verifier import verifier
-from eagle3.draft_shape import num_draft_tokens
+from eagle3.draft_shape import shape_of
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.registry import kind_named
@@ -125,7 +125,7 @@ class Speculator:
 
         At temperature 0 the tokens are the target's greedy ones, otherwise its samples for this seed. They do not
         depend on the drafts (up to rounding, which depends on how many tokens a forward reads)."""
-        num_drafts = num_draft_tokens(steps, topk, draft_tokens) - 1
+        num_drafts = shape_of(steps, topk, draft_tokens).draft_tokens - 1
         require_topk(topk, self.head.config.draft_vocab_size)
         room = len(prompt_ids) + max_new_tokens + steps
         cached = kind_named(self.head.config.KIND).cached(self.head, self.target.embedding, room, window=draft_window)

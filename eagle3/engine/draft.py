@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3.draft_shape import num_draft_tokens
+from eagle3.draft_shape import Shape, shape_of
 from eagle3.errors import InputError
 from eagle3.storage.files import write_json
 
@@ -38,16 +38,16 @@ class Draft:
         """Raise InputError for a shape that SGLang would change or refuse."""
         if self.adaptive is not None:
             read_adaptive(self.adaptive)
-        num_draft_tokens(self.steps, self.topk, self.draft_tokens)
+        shape_of(self.steps, self.topk, self.draft_tokens)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> Shape:
         """Steps, topk and draft tokens that a server starts with."""
         if self.adaptive is None:
-            return self.steps, self.topk, num_draft_tokens(self.steps, self.topk, self.draft_tokens)
+            return shape_of(self.steps, self.topk, self.draft_tokens)
         # The longest chain of the smallest number of requests that has one.
         steps = next(max(each) for each in read_adaptive(self.adaptive).values() if any(each))
-        return steps, 1, steps + 1
+        return Shape(steps, 1, steps + 1)
 
 
 def write_adaptive(path: Path, steps: Mapping[int, int]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
-from eagle3.draft_shape import Shape, num_draft_tokens
+from eagle3.draft_shape import Shape, shape_of
 from eagle3.errors import InputError
 from eagle3.settings.engine import Address, DraftTokens, DraftWindow, LaunchSettings, Seconds, Steps, TopK
 from eagle3.settings.precomputing import ChatSettings, TargetSettings
@@ -109,11 +109,11 @@ class DraftShape(Settings):
 
     def __post_init__(self) -> None:
         """Raise InputError for a shape that SGLang would change or refuse."""
-        num_draft_tokens(self.steps, self.topk, self.draft_tokens)
+        shape_of(self.steps, self.topk, self.draft_tokens)
 
     @property
     def shape(self) -> Shape:
-        return Shape(self.steps, self.topk, num_draft_tokens(self.steps, self.topk, self.draft_tokens))
+        return shape_of(self.steps, self.topk, self.draft_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

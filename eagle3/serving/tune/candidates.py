@@ -12,7 +12,7 @@ import torch
 from eagle3.decoding.paired import Gains, accept_length
 from eagle3.decoding.replay import Recording, answer_all, record
 from eagle3.decoding.speculate import Speculator, nothing_verified, require_topk
-from eagle3.draft_shape import Shape
+from eagle3.draft_shape import Shape, most_draft_tokens
 from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3
 from eagle3.head_files.format import load_head
@@ -54,7 +54,7 @@ def all_settings(
         for depth in steps
         for width in topk
         for tokens in ([depth + 1] if width == 1 else draft_tokens)
-        if depth < tokens <= 1 + width + (depth - 1) * width**2
+        if depth < tokens <= most_draft_tokens(depth, width)
     }
     if not found:
         raise InputError(
