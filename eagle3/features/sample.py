@@ -102,8 +102,9 @@ def stored_rows(
 def to_buffers(sample: Sample) -> list[bytes | memoryview]:
     """Return the sample's file in parts: a header, then the tensors' own memory, which may be large."""
     tensors = stored_tensors(sample)
+    header = header_bytes({name: (NAMES[each.dtype], each.shape) for name, each in tensors.items()}, {"id": sample.id})
     content = (tensor.contiguous().view(torch.uint8).numpy() for tensor in tensors.values())
-    return [_header(sample.id, tensors), *(each.reshape(-1).data for each in content)]
+    return [header, *(each.reshape(-1).data for each in content)]
 
 
 def stored_tensors(sample: Sample) -> dict[str, Tensor]:
@@ -121,10 +122,6 @@ def stored_tensors(sample: Sample) -> dict[str, Tensor]:
         else:
             tensors[ROWS[name]] = rows
     return dict(sorted(tensors.items(), key=lambda pair: (-pair[1].itemsize, pair[0])))
-
-
-def _header(sample_id: str, tensors: dict[str, Tensor]) -> bytes:
-    return header_bytes({name: (NAMES[each.dtype], each.shape) for name, each in tensors.items()}, {"id": sample_id})
 
 
 def from_bytes(blob: memoryview, *, sample_id: str, teachers: str) -> Sample:

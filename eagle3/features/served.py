@@ -15,7 +15,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from eagle3.engine.capture import Captured, CaptureFolder, CapturingServer, with_hooks
@@ -28,6 +27,7 @@ from eagle3.features.capture_check import Sentinel, check_against_engine
 from eagle3.features.conversation import Conversation
 from eagle3.features.sample import Sample, ScaledRows, positions_with_teacher
 from eagle3.features.task import Extractor
+from eagle3.features.turns import answers_of
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.precomputing import CaptureSettings
 from eagle3.target.facts import LogitTransform
@@ -71,7 +71,7 @@ class ServedExtractor(Extractor):
         return self
 
     def __exit__(self, *error: object) -> None:
-        for line in self.engines.report():
+        for line in self.engines.pool.report():
             log.warning(line)
         self.up.close()
 
@@ -81,14 +81,15 @@ class ServedExtractor(Extractor):
 
     def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
         asked: deque[tuple[int, Future[Sample | str]]] = deque()
-        ahead, most, places = 0, AHEAD * self.batch_tokens * self.engines.number, REQUESTS * self.engines.number
+        servers = len(self.engines.servers)
+        ahead, most, places = 0, AHEAD * self.batch_tokens * servers, REQUESTS * servers
         with ThreadPoolExecutor(PACKERS) as threads:  # each thread waits for one of the oldest requests
             for conversation in conversations:
                 tokens = len(conversation.input_ids)
                 while asked and (ahead + tokens > most or len(asked) >= places):
                     ahead -= asked[0][0]
                     yield from self._counted(asked.popleft()[1].result())
-                spans = spans_of(positions_with_teacher(conversation.turns, self.teachers))
+                spans = answers_of(positions_with_teacher(conversation.turns, self.teachers).int())
                 captured = self.engines.ask(conversation.input_ids.tolist(), spans)
                 asked.append((tokens, threads.submit(self._sample, conversation, captured)))
                 ahead += tokens
@@ -152,13 +153,6 @@ def _rows(values: Tensor, exponents: Tensor | None) -> Tensor | ScaledRows:
     return values if exponents is None else ScaledRows(values, exponents)
 
 
-def spans_of(marked: Tensor) -> list[tuple[int, int]]:
-    """Return the begin and end of each run of True."""
-    edges = torch.diff(marked.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int))
-    begins, ends = (edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist()
-    return list(zip(begins, ends, strict=True))
-
-
 def require_memory(folder: Path, most_bytes: int, servers: int = 1) -> None:
     """Raise InputError if the folder cannot hold `most_bytes` of states in transit for each of these servers, and for
     each server of all workers on this machine: every server has a folder in it."""
@@ -181,7 +175,7 @@ class Engines:
     """Asks the servers from its own thread and event loop, so that writing samples does not delay requests."""
 
     def __init__(self, servers: list[CapturingServer], settings: CaptureSettings) -> None:
-        self.servers, self.settings, self.number = servers, settings, len(servers)
+        self.servers, self.settings = servers, settings
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.watching: list[asyncio.Task[None]] = []
@@ -213,9 +207,6 @@ class Engines:
         The result is its states and its `meta_info`; errors are RequestRefused and InputError."""
         capture = self.pool.run(lambda server: server.capture(self.session, input_ids, teachers, options or {}))
         return self._run(self._unless_failed(capture))
-
-    def report(self) -> list[str]:
-        return self.pool.report()
 
     async def _unless_failed(self, work: Any) -> Any:
         """Wait for `work`, or raise the reason why no more rows will come."""

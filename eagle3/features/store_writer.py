@@ -24,7 +24,6 @@ from eagle3.features.store import save_target_weights
 from eagle3.features.task import ShardResult
 from eagle3.storage.folder import Storage
 from eagle3.storage.prefault import sha256_of
-from eagle3.target.facts import LogitTransform
 from eagle3.target.stored import StoredTarget
 
 log = logging.getLogger(__name__)
@@ -39,9 +38,8 @@ class StoreWriter:
         self.before = storage.version(MANIFEST)
         self.indices = self._finished_shards()
         self.new = 0
-        self.logit_transform: LogitTransform | None = None
-        if self.before is not None and self.indices:
-            self.logit_transform = read_manifest(storage).target_config.logit_transform
+        self.finished = read_manifest(storage) if self.before is not None and self.indices else None
+        self.logit_transform = self.finished.target_config.logit_transform if self.finished else None
 
     def ids(self) -> set[str]:
         return {sample_id for index in self.indices for sample_id in index.ids()}
@@ -53,9 +51,8 @@ class StoreWriter:
     def save_weights(self, target: StoredTarget, *, dtype: torch.dtype) -> None:
         """Write the target's embedding and `lm_head`, unless whole ones are next to finished shards."""
         there = bool(self.indices and self.storage.names(TARGET_WEIGHTS))
-        if there and self.before is not None:
-            named = read_manifest(self.storage).target_weights_sha256
-            there = sha256_of(self.storage.read(TARGET_WEIGHTS)) == named
+        if there and self.finished:
+            there = sha256_of(self.storage.read(TARGET_WEIGHTS)) == self.finished.target_weights_sha256
         if not there:
             save_target_weights(self.storage, target.embedding, target.lm_head, dtype=dtype)
 

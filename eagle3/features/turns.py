@@ -27,7 +27,7 @@ def anchors_of(turns: Int[Tensor, " T"]) -> Int[Tensor, " R"]:
 
 
 def answers_of(turns: Int[Tensor, " T"]) -> list[tuple[int, int]]:
-    """Return the begin and end (exclusive) of each answer."""
+    """Return the begin and end (exclusive) of each answer, or of each run of another mark above 0."""
     bounds = [0, *(turns.diff().nonzero().squeeze(1) + 1).tolist(), len(turns)]
     return [(begin, end) for begin, end in pairwise(bounds) if turns[begin] > 0]
 

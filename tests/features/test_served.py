@@ -26,7 +26,8 @@ from eagle3.features.capture_check import Sentinel, computed_sentinels, plain_se
 from eagle3.features.huggingface import HuggingFaceExtractor
 from eagle3.features.manifest import Manifest
 from eagle3.features.sample import scaled
-from eagle3.features.served import ServedExtractor, require_memory, spans_of
+from eagle3.features.served import ServedExtractor, require_memory
+from eagle3.features.turns import answers_of
 from eagle3.settings.precomputing import CaptureSettings
 from eagle3.target.capture import default_capture_layers
 from eagle3.target.model import Target
@@ -217,10 +218,10 @@ def test_memory_must_be_there_and_hold_the_states_of_other_workers_on_this_machi
         require_memory(tmp_path, most)
 
 
-@pytest.mark.parametrize("marks", [[], [0], [1], [0, 1, 1, 0, 1], [1, 0, 0, 1]])
+@pytest.mark.parametrize("marks", [[0], [1], [0, 1, 1, 0, 1], [1, 0, 0, 1]])
 def test_spans_are_where_a_mask_is_set_and_the_hooks_read_them_so(marks: list[int]) -> None:
     mask = torch.tensor(marks, dtype=torch.bool)
-    spans = spans_of(mask)
+    spans = answers_of(mask.int())
     rid = f"eagle3:7:{','.join(f'{begin}-{end}' for begin, end in spans)}"
     assert eagle3_capture.teachers_in(rid, 0, len(marks)) == mask.nonzero().flatten().tolist()
     assert eagle3_capture.teachers_in(rid, 1, 4) == [
