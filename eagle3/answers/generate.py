@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from eagle3.adapters.transformers import keep_rows, keeps_keys_and_values, next_logits, preallocated_cache
@@ -88,11 +89,10 @@ def _uniforms(seeds: list[int], drawn: list[int], count: int) -> Float[Tensor, "
 def _left_pad(
     prompts: list[list[int]], pad_id: int, device: torch.device
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-    longest = max(len(prompt) for prompt in prompts)
-    padding = [longest - len(prompt) for prompt in prompts]
-    tokens = [[pad_id] * pad + prompt for pad, prompt in zip(padding, prompts, strict=True)]
-    mask = [[0] * pad + [1] * len(prompt) for pad, prompt in zip(padding, prompts, strict=True)]
-    return torch.tensor(tokens, device=device), torch.tensor(mask, device=device)
+    ids = [torch.tensor(prompt) for prompt in prompts]
+    tokens = pad_sequence(ids, batch_first=True, padding_value=pad_id, padding_side="left")
+    mask = pad_sequence([torch.ones_like(each) for each in ids], batch_first=True, padding_side="left")
+    return tokens.to(device), mask.to(device)
 
 
 def cut(token_ids: list[int], stop_ids: Set[int], most: int) -> tuple[list[int], str]:
