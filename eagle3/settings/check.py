@@ -112,10 +112,9 @@ def unknown_key(key: str, script: str, options: list[str] | None = None) -> str:
 
 def _option_with(key: str, script: str, options: list[str]) -> str:
     """Return ` (answers=huggingface has it)` of a key that another option of its group brings, or nothing."""
-    group, others = key.partition(".")[0], sorted((ROOT / "conf" / key.partition(".")[0]).glob("*.yaml"))
-    having = [
-        f"{group}={other.stem}" for other in others if key in known_keys(script, [*options, f"{group}={other.stem}"])
-    ]
+    group = key.partition(".")[0]
+    others = [f"{group}={path.stem}" for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
+    having = [other for other in others if key in known_keys(script, [*options, other])]
     return f" ({' or '.join(having)} has it)" if having else ""
 
 

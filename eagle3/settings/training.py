@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, with_config
 from typing_extensions import TypedDict
 
 from eagle3.errors import InputError
+from eagle3.settings.engine import Steps
 from eagle3.settings.types import (
     OPEN,
     OPTIONAL,
@@ -32,7 +33,6 @@ from eagle3.settings.types import (
 
 SERVED_STEPS = (3, 5)  # chains whose accept length validation reports, in addition to that of ttt_steps
 
-Steps = Annotated[int, Field(ge=1, le=64)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -379,14 +379,16 @@ def monitored(train: Train) -> Train:
     names = metric_names(train["ttt_steps"])
     if all(callback["_target_"] in PARTS for callback in callbacks.values()):  # others may log metrics of their own
         for name, callback in callbacks.items():
-            for monitor in [callback["monitor"]] if "monitor" in callback else []:
-                if monitor not in names:
-                    rule = f"is logged by nothing; take one of {', '.join(sorted(names))}"
-                    raise fault("callbacks", name, "monitor", value=monitor, rule=rule)
-                better = "min" if "loss" in monitor else "max"
-                if callback["mode"] != better:
-                    rule = f"looks for the worst {monitor}; set callbacks.{name}.mode={better}"
-                    raise fault("callbacks", name, "mode", value=callback["mode"], rule=rule)
+            if "monitor" not in callback:
+                continue
+            monitor = callback["monitor"]
+            if monitor not in names:
+                rule = f"is logged by nothing; take one of {', '.join(sorted(names))}"
+                raise fault("callbacks", name, "monitor", value=monitor, rule=rule)
+            better = "min" if "loss" in monitor else "max"
+            if callback["mode"] != better:
+                rule = f"looks for the worst {monitor}; set callbacks.{name}.mode={better}"
+                raise fault("callbacks", name, "mode", value=callback["mode"], rule=rule)
     return train
 
 
