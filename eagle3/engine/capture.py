@@ -57,8 +57,8 @@ class Captured:
 
 def with_hooks(settings: LaunchSettings) -> LaunchSettings:
     """Put the hooks' folder on the server's PYTHONPATH."""
-    env = dict(settings.env or {})
-    paths = [str(HOOKS), *filter(None, [env.get("PYTHONPATH")])]
+    env = settings.env or {}
+    paths = [HOOKS, *filter(None, [env.get("PYTHONPATH")])]
     return replace(settings, env={**env, "PYTHONPATH": os.pathsep.join(map(str, paths))})
 
 

@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from eagle3.engine.draft import Draft
@@ -25,12 +24,12 @@ def launch_command(
     target: str,
     revision: str | None,
     draft: Draft | None,
-    flags: Mapping[str, Any] = MappingProxyType({}),
+    flags: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Return the command that serves `target`, without a head if `draft` is None.
 
     `flags` are what the caller needs besides; launch.extra_flags override all others."""
-    flags = _server_flags(settings, target, revision) | (draft_flags(draft) if draft else {}) | dict(flags)
+    flags = _server_flags(settings, target, revision) | (draft_flags(draft) if draft else {}) | dict(flags or {})
     flags |= _extra_flags(settings, speculative=draft is not None)
     if settings.check:
         _require_windowed_attention(flags)

@@ -172,8 +172,7 @@ def checked(token_ids: list[int], kind: Any, matched: Any, request: Request) -> 
         if matched not in request.stop_ids:  # some leave out the token that ended the answer, and name it
             raise RequestRefused("its last token ends no turn of the target: check the server's stop tokens")
         token_ids.append(matched)
-    early = next((place for place, token in enumerate(token_ids[:-1]) if token in request.stop_ids), None)
-    if early is not None:
+    if not request.stop_ids.isdisjoint(token_ids[:-1]):
         raise RequestRefused("the answer continues after an end of turn: the server ignores stop_token_ids or EOS")
     return Answer(token_ids, "stop" if token_ids[-1] in request.stop_ids else kind)
 

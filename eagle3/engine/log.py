@@ -51,7 +51,7 @@ def _exception(lines: list[str]) -> str:
     """Return the last line of the first traceback that a process reports as its end, else of the last one at all."""
     tracebacks = [number for number, line in enumerate(lines) if TRACEBACK in line]
     reported = [number for number in tracebacks if LAST_WORDS in lines[number]]
-    chosen = (reported[:1] or tracebacks[-1:]) if tracebacks else []
+    chosen = reported[:1] or tracebacks[-1:]
     return _end_of_chain(lines[chosen[0] + 1 :]) if chosen else ""
 
 
