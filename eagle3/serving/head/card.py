@@ -73,12 +73,12 @@ def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: T
     """Return the card, which says what is unknown."""
     record = files.record
     assert record is not None
-    name = record.target.name
+    name, license = record.target.name, license_of(data)
     front_matter = ModelCardData(
         base_model=name if is_hub_id(name) else None,
-        license=license_of(data),
-        license_name="of-the-training-data" if license_of(data) == SEVERAL else None,
-        license_link="README.md" if license_of(data) == SEVERAL else None,
+        license=license,
+        license_name="of-the-training-data" if license == SEVERAL else None,
+        license_link="README.md" if license == SEVERAL else None,
         library_name="sglang",
         pipeline_tag="text-generation",
         tags=[*TAGS, "sglang"],

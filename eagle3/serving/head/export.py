@@ -16,7 +16,7 @@ from eagle3.head_files.record import HeadRecord, StoreRecord, write_record
 from eagle3.storage.files import sha256_file
 from eagle3.storage.records import read_sealed_json
 from eagle3.target.facts import TargetConfig
-from eagle3.training.checkpoint import Checkpoint, read_checkpoint
+from eagle3.training.checkpoint import read_checkpoint
 
 MAKE_RUN = "python train.py data.path=DIR/features hydra.run.dir=RUN"
 SIMULATED = "val/served_accept_length_"  # metrics of validation, followed by the number of steps
@@ -62,12 +62,8 @@ def _existing(path: Path, setting: str) -> Path:
 
 
 def read_trained(path: Path) -> TrainedHead:
-    """Read a Lightning checkpoint of HeadTraining."""
-    return trained_head(read_checkpoint(path, setting="run or checkpoint"))
-
-
-def trained_head(checkpoint: Checkpoint) -> TrainedHead:
-    """Build the head, and its record, from what HeadTraining keeps."""
+    """Build the head, and its record, from a Lightning checkpoint of HeadTraining."""
+    checkpoint = read_checkpoint(path, setting="run or checkpoint")
     training, origin, prefix = checkpoint.record, checkpoint.record.origin, "head."
     kind = kind_named(training.kind)
     record = HeadRecord(

@@ -36,7 +36,7 @@ def page_facts(
     """Return the facts at the top of the page."""
     how = measurer.decoding
     measured = measurer.summary(Measurement([trace.decoded for trace in traces], None, 0.0), prompts)
-    drafting = f"steps={how.steps} topk={how.topk} draft_tokens={how.draft_tokens or how.steps + 1}"
+    drafting = f"steps={how.steps} topk={how.topk} draft_tokens={how.shape.draft_tokens}"
     drafting += f" draft_window={how.draft_window}" if how.draft_window else ""
     left_out = "".join(f"; {number} left out ({reason})" for reason, number in measured.left_out.items())
     facts = {

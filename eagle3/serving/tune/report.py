@@ -1,7 +1,7 @@
 """The report of a search: the table, the command to serve with, tune.json, tune.md and adaptive.json."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from eagle3.draft_shape import Shape
 from eagle3.engine.command import draft_flags, words_of
 from eagle3.engine.draft import Draft, write_adaptive
 from eagle3.markdown import table
+from eagle3.serving.bench.stats import Summary
 from eagle3.serving.report import number, share, with_error, write_report
 from eagle3.serving.tune.search import Findings, thresholds
 
@@ -37,21 +38,24 @@ def settings_table(found: Findings) -> str:
     rows = [_row(found, setting) for setting in [*shown, *found.failed]]
     if found.plain:
         times = [f"{1000 * timing.seconds_per_token:.2f} ms" for timing in found.plain.values()]
-        same = share(min((t.same_answers for t in found.plain.values() if t.same_answers is not None), default=None))
-        rows.insert(0, ["plain target", "", "", "", "", *times, same])
+        rows.insert(0, ["plain target", "", "", "", "", *times, _same_answers(found.plain.values())])
     return table(columns, rows, rule="---:")
 
 
 def _row(found: Findings, setting: Shape) -> list[str]:
     gain, timed = found.gains[setting], [*found.timed.get(setting, {}).values()]
-    same = min((timing.same_answers for timing in timed if timing.same_answers is not None), default=None)
     return [
         *map(str, setting),
         with_error(gain.accept_length, gain.standard_error),
         number(timed[0].accept_length) if timed else "",
         *(_speed_up(found, setting, load) for load in found.settings.all_loads),
-        share(same) if timed else "",
+        _same_answers(timed) if timed else "",
     ]
+
+
+def _same_answers(timings: Iterable[Summary]) -> str:
+    """Write the lowest share of same answers at any load."""
+    return share(min((each.same_answers for each in timings if each.same_answers is not None), default=None))
 
 
 def _speed_up(found: Findings, setting: Shape, load: int) -> str:
