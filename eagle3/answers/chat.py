@@ -200,6 +200,14 @@ class Chat:
         return lost
 
 
+def ids_in_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the ids of `text` inside a longer one: SentencePiece puts a space before a text that stands alone."""
+    before, together, alone = (
+        tokenizer(each, add_special_tokens=False, verbose=False)["input_ids"] for each in ("\n", f"\n{text}", text)
+    )
+    return together[len(before) :] if together[: len(before)] == before else alone
+
+
 def _template_source(tokenizer: PreTrainedTokenizerBase, path: str | None) -> str:
     if path is None:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from eagle3.answers.chat import SENTINEL, Chat, Messages, RefusedConversation
+from eagle3.answers.chat import SENTINEL, Chat, Messages, RefusedConversation, ids_in_text
 from eagle3.answers.rows import AnsweredRow, AnswerError, error_row, new_row, too_long
 from eagle3.settings.precomputing import ImportedSettings
 
@@ -229,9 +229,7 @@ def _tokenisations(chat: Chat, prompt: str, prompt_ids: list[int], text: str) ->
         if not text[:1].isspace():
             return
     yield chat.encode(text)
-    line, in_line = chat.encode("\n"), chat.encode("\n" + text)  # SentencePiece: a space before what stands alone
-    if in_line[: len(line)] == line:
-        yield in_line[len(line) :]
+    yield ids_in_text(chat.tokenizer, text)
 
 
 def _first_token(chat: Chat, prompt_ids: list[int], ids: list[int], inserted: str) -> int:

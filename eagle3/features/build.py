@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import DictConfig
-from transformers import PreTrainedTokenizerBase
 
 from eagle3 import cli
 from eagle3.answers.build import checked_target
+from eagle3.answers.chat import ids_in_text
 from eagle3.answers.store import MAKE_ANSWERS, AnswersManifest, read_answers, require_whole
 from eagle3.engine.local_servers import for_worker
 from eagle3.errors import InputError, first_line
@@ -170,14 +170,6 @@ def finished_answers(target: StoredTarget, out_dir: Path) -> AnswersManifest:
         raise InputError(f"{out_dir}/answers is not complete; finish it with: {MAKE_ANSWERS}")
     require_whole(out_dir / "answers", answers)
     return answers
-
-
-def ids_in_text(tokenizer: PreTrainedTokenizerBase, marker: str) -> list[int]:
-    """What an answer holds for `marker`: SentencePiece puts a space before a text that stands alone."""
-    before, together, alone = (
-        tokenizer.encode(text, add_special_tokens=False) for text in ("\n", f"\n{marker}", marker)
-    )
-    return together[len(before) :] if together[: len(before)] == before else alone
 
 
 def not_done(conversations: Iterator[Conversation], done: set[str], progress: Progress) -> Iterator[Conversation]:

@@ -15,6 +15,7 @@ Steps = Annotated[int, Field(ge=1, le=64)]
 TopK = Annotated[int, Field(ge=1, le=1024)]
 DraftWindow = Annotated[int, Field(ge=64, le=2**24)]  # holds every path of a draft
 DraftTokens = Annotated[int, Field(ge=1, le=100_000)]
+Temperature = Annotated[float, Field(ge=0, le=100)]  # 0: greedy
 
 
 def _variable(name: str) -> str:

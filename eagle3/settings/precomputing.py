@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, with_config
 from typing_extensions import TypedDict
 
-from eagle3.settings.engine import Address, DraftTokens, LaunchSettings, Seconds, Steps, TopK
+from eagle3.settings.engine import Address, DraftTokens, LaunchSettings, Seconds, Steps, Temperature, TopK
 from eagle3.settings.nearest import did_you_mean
 from eagle3.settings.prompts import PromptSettings
 from eagle3.settings.types import (
@@ -52,7 +52,7 @@ class ChatSettings(TypedDict):
 class Sampling(Settings):
     """How answers are sampled, and how long they may be."""
 
-    temperature: Annotated[float, Field(ge=0, le=100)]  # 0: greedy
+    temperature: Temperature
     top_p: Annotated[float, Field(gt=0, le=1)]
     top_k: CountOrZero  # 0: all
     max_new_tokens: Tokens

@@ -13,10 +13,11 @@ from stores import open_store
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from eagle3.answers.chat import ids_in_text
 from eagle3.answers.rows import AnsweredRow
 from eagle3.answers.store import AnswersManifest, Counts, MadeWith, seal_of
 from eagle3.errors import InputError
-from eagle3.features.build import STORED, FeatureSettings, extract_features, ids_in_text
+from eagle3.features.build import STORED, FeatureSettings, extract_features
 from eagle3.features.concat import open_source
 from eagle3.features.huggingface import HuggingFaceExtractor
 from eagle3.features.manifest import Manifest
