@@ -121,7 +121,7 @@ def bench_servers(config: DictConfig) -> None:
     from eagle3.serving.bench.run import bench
 
     settings = cli.settings(BenchSettings, config.bench)
-    if config.head is None and not any((settings.plain_url, settings.head_url, settings.adaptive_url)):
+    if config.head is None and not settings.urls:
         raise InputError(f"head is not set; give the folder of an exported head, made by: {MAKE_HEAD}")
     target = target_of_server(config)
     paths = settings.prompts or ({"prompts": config.prompts.path} if config.prompts.path is not None else {})

@@ -154,10 +154,8 @@ def _default(place: tuple[int | str, ...], script: str, options: list[str]) -> s
 
 def known_keys(script: str, options: list[str] | None = None) -> list[str]:
     """Return all keys with these options, by default those of the command line, and groups of keys."""
-    return [
-        key
-        for key, _ in flattened(_defaults(script, tuple(_options(script) if options is None else options)), groups=True)
-    ]
+    options = _options(script) if options is None else options
+    return [key for key, _ in flattened(_defaults(script, tuple(options)), groups=True)]
 
 
 def free_groups(script: str) -> list[str]:

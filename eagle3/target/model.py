@@ -108,7 +108,7 @@ def loaded_target(**settings: Any) -> Target:
 
 
 def unload() -> None:
-    """Give the GPU back what the target of earlier stages held."""
+    """Give the GPU back what a target that is no longer used held."""
     loaded_target.cache_clear()
     gc.collect()
     if torch.cuda.is_available():

@@ -1,13 +1,11 @@
 """Candidate draft settings and what our decoder predicts for them before any server starts."""
 
-import gc
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from eagle3.decoding.paired import Gains, accept_length
 from eagle3.decoding.replay import Recording, answer_all, record
@@ -18,7 +16,7 @@ from eagle3.head.eagle3 import EAGLE3
 from eagle3.head_files.format import load_head
 from eagle3.progress import Bar
 from eagle3.settings.serving import Answering, TuneSettings
-from eagle3.target.model import Target, load_target
+from eagle3.target.model import Target, load_target, unload
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,7 @@ def decoder_gains(
     try:
         return _replayed(settings, load_target(**target_settings), head, prompts, answering)
     finally:
-        gc.collect()
-        torch.cuda.empty_cache()
+        unload()
 
 
 def _replayed(
