@@ -23,7 +23,7 @@ from eagle3.training.module import HeadTraining
 from tests.training.test_training import LIGHTNING_WARNS, Run
 
 pytestmark = LIGHTNING_WARNS
-LOG_EVERY = 10
+LOG_EVERY = 5
 
 
 class NumbersRead(TorchDispatchMode):
@@ -53,15 +53,13 @@ class CountPerStep(lightning.Callback):
         self.mode.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize("clip", ["1.0", "null"])
 def test_a_step_reads_no_number_but_where_it_logs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, clip: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)  # tqdm 4.66 cuts the bar to this width, which a library may set
     options = ["trainer.max_epochs=1", f"trainer.log_every_n_steps={LOG_EVERY}"]
-    saves = [f"callbacks.last.every_n_steps={LOG_EVERY}", "callbacks.last.min_seconds=0"]  # saving reads all
-    options += [f"trainer.gradient_clip_val={clip}", *saves]
-    run = Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(200)), *options)
+    options += [f"callbacks.last.every_n_steps={LOG_EVERY}", "callbacks.last.min_seconds=0"]  # saving reads all
+    run = Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(80)), *options)
     counter = CountPerStep()
     run.trainer.callbacks += [counter, Progress(refresh_seconds=3600, metrics=["train/loss", "val/accept_length"])]
     run.fit()

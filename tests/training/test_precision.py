@@ -91,22 +91,19 @@ class OnMps(lightning.Callback):
     on_validation_batch_start, on_validation_batch_end = on_train_batch_start, on_train_batch_end
 
 
-@pytest.mark.parametrize("clip", ["1.0", "null"])
-def test_steps_use_no_float64_where_auto_finds_apples_gpu_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clip: str
-) -> None:
+def test_steps_use_no_float64_where_auto_finds_apples_gpu_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for accelerator in (MPSAccelerator, fabric.accelerators.MPSAccelerator):
         monkeypatch.setattr(accelerator, "is_available", lambda: True)
     monkeypatch.setattr(MPSAccelerator, "get_parallel_devices", lambda devices: [torch.device("cpu")])
     monkeypatch.setattr(MPSAccelerator, "setup_device", lambda *_: None)
-    store = write_store(tmp_path / "features", random_samples(60))
-    options = ("trainer.max_epochs=1", f"trainer.gradient_clip_val={clip}")
-    run = Run(tmp_path / "run", store, "trainer.accelerator=auto", "trainer.precision=auto", *options)
+    store = write_store(tmp_path / "features", random_samples(26))
+    options = ("trainer.accelerator=auto", "trainer.precision=auto", "trainer.max_epochs=1")
+    run = Run(tmp_path / "run", store, *options)
     assert isinstance(run.trainer.accelerator, MPSAccelerator) and run.trainer.precision == "32-true"
     assert torch.float64 not in {tensor.dtype for tensor in run.module.buffers()}
     run.trainer.callbacks.append(on_mps := OnMps())
     run.fit()
-    assert on_mps.steps > 15
+    assert on_mps.steps > 6
 
 
 def test_fp8_is_unpacked_before_it_goes_to_apples_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

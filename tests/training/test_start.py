@@ -17,11 +17,12 @@ from eagle3.head_files.record import read_record
 from eagle3.serving.head.export import export_head, read_trained
 from eagle3.storage.files import sha256_file
 from eagle3.training.resume import read_resumed, require_checkpoint_fits
-from tests.training.test_training import Run, train
+from tests.training.test_training import Run, Start, store_path, train, whole_run
 
-__all__ = ["train"]
+__all__ = ["store_path", "train", "whole_run"]
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # between Lightning and PyTorch
 
+ONE_EPOCH = "trainer.max_epochs=1"
 OPTIONS = {"EAGLE-3": ["model=eagle3"], "EAGLE-3.1": [], "one norm before fc": ["model.norm_before_fc=true"]}
 LAYOUTS: dict[str, Callable[[Editable, FeatureStore], object]] = {
     "ours": lambda head, store: None,
@@ -44,17 +45,12 @@ def validation(run: Run) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("options", "layout"),
-    [
-        ("EAGLE-3", "ours"),
-        ("EAGLE-3", "speculators"),
-        ("EAGLE-3.1", "SpecForge"),
-        ("one norm before fc", "speculators"),
-    ],
+    [("EAGLE-3", "ours"), ("EAGLE-3.1", "SpecForge"), ("one norm before fc", "speculators")],
 )
 def test_the_first_validation_is_that_of_the_head(
-    options: str, layout: str, train: Callable[..., Run], store_path: Path, tmp_path: Path
+    options: str, layout: str, train: Start, whole_run: Start, store_path: Path, tmp_path: Path
 ) -> None:
-    old = train("old", *OPTIONS[options]).fit()
+    old = whole_run(*OPTIONS[options], ONE_EPOCH)
     head = Editable(exported(old, tmp_path / "head"))
     LAYOUTS[layout](head, open_store(store_path))
     head.save()
@@ -66,10 +62,10 @@ def test_the_first_validation_is_that_of_the_head(
 
 
 def test_the_record_and_a_resumed_training_keep_the_head_that_the_training_started_from(
-    train: Callable[..., Run], tmp_path: Path
+    train: Start, whole_run: Start, tmp_path: Path
 ) -> None:
-    head = exported(train("old", "trainer.max_epochs=1").fit(), tmp_path / "head")
-    new = train("new", "trainer.max_epochs=1", f"init_from={head}").fit()
+    head = exported(whole_run(ONE_EPOCH), tmp_path / "head")
+    new = train("new", ONE_EPOCH, f"init_from={head}").fit()
     records = [read_record(folder, made_by="") for folder in (head, exported(new, tmp_path / "adapted"))]
     assert not torch.equal(new.weights["fc.weight"], load_head(head).head.fc.weight)
     files = {name: sha256_file(head / name) for name in ("config.json", "model.safetensors")}
@@ -84,12 +80,13 @@ def test_the_record_and_a_resumed_training_keep_the_head_that_the_training_start
         require_checkpoint_fits(checkpoint, other.data.source, other.module.head, other.module.settings)
 
 
-def test_a_head_is_refused_before_anything_is_trained(train: Callable[..., Run], tmp_path: Path) -> None:
-    head = exported(train("old", "trainer.max_epochs=1").fit(), tmp_path / "head")
+def test_a_head_is_refused_before_anything_is_trained(train: Start, whole_run: Start, tmp_path: Path) -> None:
+    old = whole_run(ONE_EPOCH)
+    head = exported(old, tmp_path / "head")
     with pytest.raises(InputError, match=r"model\.num_kv_heads=4 contradicts init_from=\S+/head, whose head has 2"):
         train("new", f"init_from={head}", "model.num_kv_heads=4")
     with pytest.raises(InputError, match=r"init_from=\S+/last\.ckpt: is a file; give the folder of an exported head"):
-        train("new", f"init_from={tmp_path}/old/checkpoints/last.ckpt")
+        train("new", f"init_from={old.directory}/checkpoints/last.ckpt")
     weights = load_file(head / "model.safetensors")
     weights["fc.weight"][0, 0] = torch.nan
     save_file(weights, head / "model.safetensors")
