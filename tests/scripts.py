@@ -1,5 +1,6 @@
-"""The three scripts as commands: real processes with output, signals and an exit status; and their configs."""
+"""The three scripts: as real processes with output, signals and an exit status; as calls; and their configs."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -39,6 +40,12 @@ def run_script(name: str, *arguments: str, **options: Any) -> subprocess.Complet
     with Script(name, *arguments, **options) as script:
         out, error = script.communicate()
     return subprocess.CompletedProcess(script.args, script.returncode, out, error)
+
+
+def call_script(name: str, *overrides: str, output_dir: Path) -> Any:
+    """Run a script's task in this process, as starting Python and PyTorch takes seconds."""
+    config = composed(name, *overrides, return_hydra_config=True)
+    return importlib.import_module(name).main(as_in_a_run(config, str(output_dir)))
 
 
 def composed(script: str | None, *overrides: str, conf: Path = CONF, **options: Any) -> DictConfig:

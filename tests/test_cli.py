@@ -23,12 +23,9 @@ import wandb
 from exported_head import Editable, name_layers
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
-from scripts import Script, as_in_a_run, composed, run_script
+from scripts import Script, call_script, composed, run_script
 from stores import ASSETS, CONF
 
-import precompute
-import serve
-import train
 from eagle3 import cli
 from eagle3.commands.serve import DO
 from eagle3.features.index import index_name
@@ -39,7 +36,6 @@ from eagle3.storage.folder import LocalFolder
 from eagle3.storage.records import read_sealed_json
 
 TINY, PROMPTS = ASSETS / "tiny", ASSETS / "prompts" / "train.jsonl"
-MAINS = {"precompute": precompute.main, "train": train.main, "serve": serve.main}
 SHORT = ("max_new_tokens=16", "limit=2")  # of serve.py
 Call = Callable[..., Any]
 Fails = Callable[..., str]
@@ -89,12 +85,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture
 def call(tmp_path: Path) -> Call:
-    """Run an entry script's task in this process (starting Python and PyTorch takes seconds)."""
+    """Run an entry script's task in this process."""
 
     def run(script: str, *overrides: str) -> Any:
-        config = composed(script, *overrides, return_hydra_config=True)
-        given = [item.partition("=")[2] for item in overrides if item.startswith("hydra.run.dir=")]
-        return MAINS[script](as_in_a_run(config, given[0] if given else str(tmp_path / "run")))
+        given = [Path(item.partition("=")[2]) for item in overrides if item.startswith("hydra.run.dir=")]
+        return call_script(script, *overrides, output_dir=given[0] if given else tmp_path / "run")
 
     return run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from exported_head import Editable, errors, save_checkpoint, with_record
-from scripts import run_script
+from scripts import call_script
 from serving_fixtures import serve_config
 from stores import ROOT
 
@@ -66,23 +66,23 @@ def test_one_limit_is_for_every_action_and_its_default_for_each() -> None:
     assert [serve_config(f"action={action}", "limit=3").limit for action in ("check", "bench", "tune")] == [3, 3, 3]
 
 
-def test_export_writes_the_best_head_of_a_run_without_its_target(trained_on_tiny: TrainedHead, tmp_path: Path) -> None:
+def test_export_writes_the_best_head_of_a_run_without_its_target(
+    trained_on_tiny: TrainedHead, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_run(tmp_path / "run", trained_on_tiny, target="./gone/target")
-    done = run_script("serve", "action=export", "run=run", "head=head", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "skipped  accept_length     target.path=./gone/target does not exist" in done.stdout
+    call_script("serve", "action=export", f"run={tmp_path}/run", f"head={tmp_path}/head", output_dir=tmp_path)
+    assert "skipped  accept_length     target.path=./gone/target does not exist" in capsys.readouterr().out
     assert read_files(tmp_path / "head").layer_ids == [1, 3, 4]
 
 
-def test_decode_prints_one_json_line(exported: Path, tiny_path: Path, tmp_path: Path) -> None:
+def test_decode_prints_one_json_line(
+    exported: Path, tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "Hi"}])
-    done = run_script(
-        "serve", "action=decode", f"target.path={tiny_path}", f"head={exported}", "prompts.path=rows.jsonl", "steps=2",
-        "max_new_tokens=4", cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert done.stdout.count("\n") == 1
+    given = (f"target.path={tiny_path}", f"head={exported}", f"prompts.path={tmp_path}/rows.jsonl")
+    call_script("serve", "action=decode", *given, "steps=2", "max_new_tokens=4", output_dir=tmp_path)
+    [line] = capsys.readouterr().out.splitlines()
+    result = json.loads(line)
     assert result["lossless"] == 1.0
     assert result["standard_error"] is None  # of one prompt
     assert result["accept_length"] == pytest.approx(1 + sum(result["per_depth"]))
@@ -91,18 +91,20 @@ def test_decode_prints_one_json_line(exported: Path, tiny_path: Path, tmp_path: 
 
 
 def test_check_exits_with_status_1_and_the_reason_and_writes_the_table_as_json(
-    exported: Path, tiny_path: Path, tmp_path: Path
+    exported: Path, tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     head = Editable(exported)
     head.tensors["d2t"] = head.tensors["d2t"] + torch.arange(64)
     head.save()
-    given = (f"target.path={tiny_path}", "head=head", "findings=found.json")
-    done = run_script("serve", "action=check", *given, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "error    d2t" in done.stdout
-    assert "d2t holds target ids" in done.stdout
-    assert done.stderr.splitlines()[-1] == (
-        "error: head=head must not be served: d2t, t2d: see the errors in the table above"
+    given = (f"target.path={tiny_path}", f"head={exported}", f"findings={tmp_path}/found.json")
+    with pytest.raises(SystemExit) as ended:
+        call_script("serve", "action=check", *given, output_dir=tmp_path)
+    assert ended.value.code == 1
+    said = capsys.readouterr()
+    assert "error    d2t" in said.out
+    assert "d2t holds target ids" in said.out
+    assert said.err.splitlines()[-1] == (
+        f"error: head={exported} must not be served: d2t, t2d: see the errors in the table above"
     )
     found = [Finding(**row) for row in json.loads((tmp_path / "found.json").read_text())]
     assert errors(found).keys() == {"d2t", "t2d"}

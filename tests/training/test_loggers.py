@@ -18,6 +18,7 @@ from eagle3.errors import InputError
 from eagle3.training import loggers
 from eagle3.training.loggers import EXTRAS, MetricsCSV, WandbRun, log_settings, searchable
 from tests.training.test_sweep import SHORT, sweep
+from tests.training.test_training import LIGHTNING_WARNS, Run
 
 
 def rows(directory: Path) -> list[dict[str, str]]:
@@ -217,9 +218,10 @@ def test_online_the_store_is_an_input_of_the_run(tmp_path: Path, monkeypatch: py
     assert seen[1][2].startswith("features-0123456789ab")
 
 
+@LIGHTNING_WARNS
 def test_tensorboard_by_one_key(tmp_path: Path, store_path: Path) -> None:
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    train(store_path, tmp_path / "run", "logger=tensorboard")
+    Run(tmp_path / "run", store_path, "logger=tensorboard", "trainer.max_epochs=1").fit()
     assert (tmp_path / "run" / "metrics.csv").is_file()
     events = event_accumulator.EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
     assert "val/accept_length" in events.Tags()["scalars"]
