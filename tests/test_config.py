@@ -47,16 +47,22 @@ def test_every_option_composes(root: str, group: str, option: str) -> None:
     assert config[group] if group not in GLOBAL else config
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For every option of a training: teachers everywhere, and the ids of reasoning. Tests only read it."""
+    folder, samples = tmp_path_factory.mktemp("store"), random_samples(40, stored="all")
+    return write_store(folder / "features", samples, teachers="all", reasoning_ids=[[1], [2]])
+
+
 @pytest.mark.parametrize(
     ("group", "option"),
     [(g, o) for root, g, o in OPTIONS if root == "train" and g not in ("trainer", "loss_mask", *GLOBAL)]
     + [("trainer", "cpu"), ("trainer", "auto"), ("experiment", "quickstart"), ("experiment", "target_8b")]
     + [("loss_mask", path.stem) for path in (CONF / "loss_mask").glob("*.yaml")],
 )
-def test_every_part_of_a_training_can_be_built(tmp_path: Path, group: str, option: str) -> None:
+def test_every_part_of_a_training_can_be_built(store: Path, tmp_path: Path, group: str, option: str) -> None:
     if option in EXTRAS:
         pytest.importorskip(option)
-    store = write_store(tmp_path / "store", random_samples(40, stored="all"), teachers="all", reasoning_ids=[[1], [2]])
     config = composed("train", f"{group}={option}", f"data.path={store}", f"run_dir={tmp_path}/run")
     OmegaConf.set_struct(config, False)
     config.model.draft_vocab_size = None  # the store's answers hold 50 tokens
@@ -77,9 +83,8 @@ def test_without_our_progress_bar_there_is_none(tmp_path: Path) -> None:
 
 
 def test_training_says_which_share_of_the_answers_a_head_can_draft(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = write_store(tmp_path / "store", random_samples(40))
     config = composed("train", f"data.path={store}", "model.draft_vocab_size=20", f"run_dir={tmp_path}/run")
     with caplog.at_level("INFO"):
         data, module = build_training(config)

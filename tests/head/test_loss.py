@@ -1,10 +1,9 @@
 """The loss and the metrics against direct formulas in float64."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples
+from stores import with_last_in_float32
 
 from eagle3.head.anchors import anchors_and_steps
 from eagle3.head.batch import ttt_batch
@@ -80,7 +79,7 @@ def test_a_pack_weighs_its_share_of_the_optimizer_step(normalize: str) -> None:
 def test_under_autocast_close_teacher_tokens_are_not_blurred() -> None:
     head, batch = make_head().requires_grad_(False), ttt_batch(ragged_samples(), ttt_steps=STEPS)
     sharp = 100 * TEACHER_HEAD.float()  # in bfloat16 its logits would be off by ones
-    batch = replace(batch, pack=replace(batch.pack, last_hidden_state=batch.pack.last_hidden_state.float()))
+    batch = with_last_in_float32(batch)
     outputs, objective = unroll(head, EMBEDDING, batch, STEPS), UnrollLoss(decay=DECAY, normalize="token")
     expected, _ = objective(head, outputs, sharp, batch)
     with torch.autocast("cpu", torch.bfloat16):

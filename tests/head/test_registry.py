@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from exported_head import FINGERPRINT, TINY, record_of, tiny_target
-from fitted_head import LAYERS, PROMPT, small_target
+from fitted_head import CHAIN, LAYERS, PROMPT, TREE, small_target
 from heads import make_head
 from stores import random_samples, write_store
 from timed_machine import settings
@@ -79,7 +79,7 @@ def test_a_second_kind_trains_and_is_exported(tmp_path: Path) -> None:
         assert torch.equal(loaded.get_parameter(name).float(), weight), name
 
 
-@pytest.mark.parametrize("shape", [{"steps": 3}, {"steps": 3, "topk": 3, "draft_tokens": 9}], ids=["chain", "tree"])
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
 def test_a_second_kind_decodes_without_loss(shape: dict[str, int]) -> None:
     options = {"topk": 1, "draft_tokens": None} | shape
     result = measure(

@@ -7,7 +7,6 @@ of an optimizer step.
 
 import os
 import signal
-import socket
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +20,7 @@ import pytest
 import scripts
 import torch
 from omegaconf import DictConfig, OmegaConf
+from serving_fixtures import free_port
 from stores import random_samples, write_store
 from torch.distributed.tensor import DTensor
 
@@ -184,12 +184,6 @@ def optimizer_steps(ranks: list[list], accumulate: int) -> Iterator[list]:
         own = [[batch for batch in batches if batch[0] == epoch] for batches in ranks]
         for first in range(0, len(own[0]), accumulate):
             yield [batch for batches in own for batch in batches[first : first + accumulate]]
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

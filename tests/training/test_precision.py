@@ -1,6 +1,5 @@
 """trainer=auto: bf16 where there is a GPU to train on, float32 on the CPU and on Apple's GPUs."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,12 @@ import torch
 from lightning import fabric
 from lightning.pytorch.accelerators import MPSAccelerator
 from scripts import composed
-from stores import random_samples, write_store
+from stores import in_fp8, random_samples, write_store
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagle3.commands.train import chosen_precision, trains_on_several
 from eagle3.data.pack import OnDevice, pack_samples
-from eagle3.features.sample import scaled
 from tests.training.test_training import LIGHTNING_WARNS, Run
 
 pytestmark = LIGHTNING_WARNS
@@ -108,10 +106,7 @@ def test_steps_use_no_float64_where_auto_finds_apples_gpu_only(tmp_path: Path, m
 
 def test_fp8_is_unpacked_before_it_goes_to_apples_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device has no float8."""
-    [sample, *_] = random_samples(3)
-    aux, last = scaled(sample.aux_hidden_states, 3), scaled(sample.last_hidden_state, 1)
-    in_fp8 = replace(sample, aux_hidden_states=aux, last_hidden_state=last)
-    pack = pack_samples([in_fp8], anchors_in_step=1, samples_in_step=1, pin=False)
+    pack = pack_samples([in_fp8(random_samples(1)[0])], anchors_in_step=1, samples_in_step=1, pin=False)
     on_cpu, sent = pack.to(torch.device("cpu")), list[Any]()
     monkeypatch.setattr(OnDevice, "to", lambda moving, device, non_blocking=False: sent.append(moving) or moving)
     pack.to(torch.device("mps"))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples
+from heads import EMBEDDING, LLAMA3, TEACHER_HEAD, make_head, ragged_samples
 from pairs import all_pairs
 from stores import HIDDEN, VOCAB, random_sample, with_last_in_float32
 from torch import Tensor
@@ -33,14 +33,6 @@ from eagle3.head.unroll import unroll
 from tests.head.fast.test_chunked_loss import TOKEN, chunked, random_turns
 from tests.head.test_attention import MANY_TURNS, PlainKernel, flash
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 100.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32}
 HEADS = {
     "EAGLE-3": {},
