@@ -31,7 +31,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,6 +47,7 @@ from train_step import Step, composed, device, on_gpu, random_step, without_over
 from training_ways import compared, file_name
 
 from eagle3.commands.train import build_training
+from eagle3.data.datamodule import FeatureData
 from eagle3.data.plan import PlannedPack, plan_epoch
 from eagle3.features.sample import Sample
 from eagle3.features.split import hash64
@@ -56,6 +57,7 @@ from eagle3.head_files.format import save_head
 from eagle3.storage.files import read_json, write_json
 
 WARM_UP, REPEATS = 3, 20
+PACKS_ON_DEVICE = 128  # at a time
 BATCHES = {  # lengths of documents, share of answers
     "[128, 256, 512, 2048], a quarter prompt": ([128, 256, 512, 2048], 0.75),
     "1 x 4,096": ([4096], 1.0),
@@ -205,7 +207,7 @@ def step_cost(contestant: Contestant, shape: HeadConfig, lengths: list[int], ans
         contestant.step(batch)
     if on_gpu():
         torch.cuda.reset_peak_memory_stats()
-    seconds = [timed_once(partial(contestant.step, batch)) for _ in range(REPEATS if on_gpu() else 2)]
+    seconds = [timed(partial(contestant.step, batch), 1, device()) for _ in range(REPEATS if on_gpu() else 2)]
     median = statistics.median(seconds)
     return {
         "step_ms": 1000 * median,
@@ -226,10 +228,10 @@ def heads(options: argparse.Namespace) -> dict[str, Any]:
     runs = {f"SpecForge, lr {lr:g}": {**given, "lr": lr, "overrides": overrides} for lr in options.lr}
     runs |= {f"ours, {way}": {**given, "overrides": [*overrides, *own]} for way, own in options.ways.items()}
     require_epochs(runs)
-    trained = {name: worked(options, name, {**run, "name": file_name(name)}) for name, run in runs.items()}
-    if not all(trained.values()):
+    found = {name: worked(options, name, {**run, "name": file_name(name)}) for name, run in runs.items()}
+    if not all(found.values()):
         sys.exit("not all heads were trained")
-    curves = {name: found["curve"] for name, found in trained.items()}
+    curves = {name: each["curve"] for name, each in found.items()}
     folders = {f"{name}, {point['head']}": Path(point["head"]) for name, curve in curves.items() for point in curve}
     options.target, options.held_out = options.target.resolve(), options.held_out.resolve()
     chains = compared((options.folder / "compared").resolve(), folders, options.held_out, options)
@@ -271,15 +273,32 @@ def train(given: dict[str, Any]) -> list[dict[str, Any]]:
     config = composed(["run_dir=.", *given["overrides"]])
     torch.set_float32_matmul_precision(config.matmul_precision)
     data, _ = build_training(config)
+    plans = planned(data, config)
+    make = maker(config, given.get("lr"), sum(map(len, plans)))
+    curve = []
+    for point in trained(make, data, plans, given["epochs"], f"{given['heads']}/{given['name']}"):
+        curve.append(point)
+        print(point, flush=True)
+    return curve
+
+
+def planned(data: FeatureData, config: DictConfig) -> list[list[PlannedPack]]:
+    """Return the packs of every epoch, the same for all contestants."""
     one_rank = {"pack_tokens": data.settings.pack_tokens, "world_size": 1, "accumulate": 1}
-    plans = [
+    return [
         [*plan_epoch(data.train_samples, **one_rank, shuffle_seed=hash64(config.seed, epoch))[0]]
         for epoch in range(config.trainer.max_epochs)
     ]
-    make = maker(config, given.get("lr"), sum(map(len, plans)))
 
-    def batches(contestant: Contestant, planned: Sequence[PlannedPack]) -> list[Any]:
-        return [contestant.batch([data.read(ref) for ref in pack.samples]) for pack in planned]
+
+def trained(
+    make: Callable[[], Contestant], data: FeatureData, plans: Sequence[Sequence[PlannedPack]],
+    epochs: Collection[int] | None, head: str,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Train a contestant, save it after the given (none: all) epochs, and yield the seconds of its steps until then."""
+
+    def batches(contestant: Contestant, packs: Sequence[PlannedPack]) -> list[Any]:
+        return [contestant.batch([data.read(ref) for ref in pack.samples]) for pack in packs]
 
     def steps(contestant: Contestant, batches: list[Any]) -> None:
         for batch in batches:
@@ -287,20 +306,18 @@ def train(given: dict[str, Any]) -> list[dict[str, Any]]:
 
     contestant = make()  # compiles what is compiled once, for the one that is trained
     steps(contestant, batches(contestant, plans[0][:WARM_UP]))
-    contestant = make()
-    curve, seconds, done = [], 0.0, 0
+    contestant, seconds, done = make(), 0.0, 0
     for epoch, plan in enumerate(plans, start=1):
-        there = batches(contestant, plan)
-        seconds += timed_once(partial(steps, contestant, there))
-        done += len(there)
-        if given["epochs"] and epoch not in given["epochs"]:
+        for first in range(0, len(plan), PACKS_ON_DEVICE):
+            there = batches(contestant, plan[first : first + PACKS_ON_DEVICE])
+            seconds += timed(partial(steps, contestant, there), 1, device())
+            done += len(there)
+        if epochs and epoch not in epochs:
             continue
-        folder = Path(given["heads"]) / f"{given['name']}-epoch{epoch}"
+        folder = Path(f"{head}-epoch{epoch}")  # compare names heads by their last folder
         folder.mkdir(parents=True, exist_ok=True)
         contestant.save(folder)
-        curve.append({"epoch": epoch, "steps": done, "seconds": seconds, "head": str(folder)})
-        print(curve[-1], flush=True)
-    return curve
+        yield {"epoch": epoch, "steps": done, "seconds": seconds, "head": str(folder)}
 
 
 def maker(config: DictConfig, lr: float | None, total_steps: int) -> Callable[[], Contestant]:
@@ -346,10 +363,6 @@ def worked(options: argparse.Namespace, name: str, given: dict[str, Any]) -> Any
         print(f"failed, see {out.with_suffix('.log')}", flush=True)
         return None
     return read_json(out, made_by="race.py")
-
-
-def timed_once(work: Callable[[], object]) -> float:
-    return timed(work, 1, device())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ package speculators, as `speculators train` puts them together; a setting that i
 project gives the samples, the packs, their order, the draft vocabulary, and the timing. DIR gets a folder for each head
 that is saved, as `serve.py` reads it, and result.json, which is written again after each of them.
 
-What differs from its defaults: K = 7 unrolled steps instead of 3 (--ttt-steps), rows of data.pack_tokens instead of
+What differs from its defaults: K = 7 unrolled steps instead of 3 (ttt_steps=), rows of data.pack_tokens instead of
 8,192 tokens, attention to the whole text instead of to the last 2,048 tokens, and no norm_before_residual,
 norm_before_fc and norm_output: the shape of model=eagle3. As in its own code the head's lm_head stays what it begins
 as, the target's rows of the draft vocabulary.
@@ -21,7 +21,6 @@ Shapes: T tokens of a sample, J of them with a teacher, A captured layers, H hid
 import argparse
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -29,31 +28,26 @@ from typing import Any
 
 import torch
 import torch._dynamo
-from race import PLAIN_HEAD
+from omegaconf import DictConfig
+from race import PLAIN_HEAD, planned, trained
+from result import write_result
 from speculators.models.eagle3 import Eagle3DraftModel, shift_batch
 from speculators.train.cli import create_transformer_layer_config
 from speculators.train.config import TrainConfig
 from speculators.train.data import CollateFn
 from speculators.train.trainer import Trainer, TrainerConfig
-from step_cost import timed
 from torch import Tensor, nn
 from train_step import composed, device, on_gpu
 
 from eagle3 import cli
 from eagle3.commands.train import build_training
 from eagle3.data.pack import pack_samples
-from eagle3.data.plan import PlannedPack, plan_epoch
 from eagle3.features.sample import Sample
-from eagle3.features.split import hash64
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.draft_vocab import membership, to_offsets
 from eagle3.head_files.format import save_head
-from eagle3.storage.files import write_json
 
-WARM_UP = 3  # packs before the clock: everything is compiled by then
-CHUNK = 128  # packs that lie on the device at a time
 BLOCK = 128  # of flex_attention's masks: a row has a multiple of so many tokens
-log = logging.getLogger("race_speculators")
 
 
 class Steps(Trainer):
@@ -143,11 +137,8 @@ class Speculators:
             _, loss, _ = self.model(**batch, **self.arguments)
         return loss
 
-    def step(self, batch: dict[str, Any]) -> Tensor:
-        """Train on a pack, and return the loss before."""
-        loss = self.loss(batch)
-        self.steps(loss)
-        return loss.detach()
+    def step(self, batch: dict[str, Any]) -> None:
+        self.steps(self.loss(batch))
 
     def exported(self) -> DraftHead:
         """Return the head as this project's decoder runs it; every tensor of either must have its place."""
@@ -165,7 +156,6 @@ class Speculators:
 
     def save(self, folder: Path) -> None:
         """Write the head in SGLang's format."""
-        folder.mkdir(parents=True, exist_ok=True)
         save_head(folder, self.exported(), self.capture_layers, "bfloat16")
 
 
@@ -178,53 +168,40 @@ def main() -> None:
     separate_autotuned_lists()
     config = composed(
         ["run_dir=.", *PLAIN_HEAD, f"data.path={options.store.resolve()}", "data.verify=false",
-         f"trainer.max_epochs={options.epochs}", f"seed={options.seed}", *options.data]
+         f"trainer.max_epochs={options.epochs}", *options.overrides]
     )  # fmt: skip
     torch.set_float32_matmul_precision(config.matmul_precision)
     data, module = build_training(config)
-    one_rank = {"pack_tokens": data.settings.pack_tokens, "world_size": 1, "accumulate": 1}
-    plans = [
-        plan_epoch(data.train_samples, **one_rank, shuffle_seed=hash64(config.seed, epoch))[0]
-        for epoch in range(options.epochs)
-    ]
-
-    def batches(trained: Speculators, planned: Sequence[PlannedPack]) -> list[dict[str, Any]]:
-        return [trained.batch([data.read(ref) for ref in pack.samples]) for pack in planned]
-
+    plans = planned(data, config)
     torch.manual_seed(config.seed)
     row_tokens = max(data.settings.pack_tokens, int(data.train_samples.tokens.max()))
-    trained = Speculators(
-        module.head, options.target.resolve(), data.source.made_from.capture_layers, settings_of(options),
+    contestant = Speculators(
+        module.head, options.target.resolve(), data.source.made_from.capture_layers, settings_of(options, config),
         row_tokens=row_tokens, total_steps=sum(map(len, plans)),
     )  # fmt: skip
-    first = {name: tensor.clone() for name, tensor in trained.model.state_dict().items()}
-    for batch in batches(trained, plans[0][:WARM_UP]):
-        trained.step(batch)
-    trained.model.load_state_dict(first)
-    trained.begin()
-    result = facts(trained, options)
-    log.info("%s", json.dumps(result))
-    curve: list[dict[str, Any]] = []
-    seconds, done = 0.0, 0
-    for epoch, plan in enumerate(plans, start=1):
-        losses: list[Tensor] = []
-        chunks: list[float] = []
-        for begin in range(0, len(plan), CHUNK):
-            there = batches(trained, plan[begin : begin + CHUNK])
-            chunks.append(timed(lambda: losses.extend(map(trained.step, there)), 1, device()))  # noqa: B023
-            done += len(there)
-            del there
-        seconds += sum(chunks)
-        mean_loss = float(torch.stack(losses).mean())
-        log.info("epoch %d: %.1f s of steps so far, mean loss %.4f, chunks %s", epoch, seconds, mean_loss,
-                 [round(each, 2) for each in chunks])  # fmt: skip
-        point = {"epoch": epoch, "steps": done, "seconds": seconds, "mean_loss": mean_loss, "head": None}
-        if epoch in options.save:
-            folder = options.out / f"{options.out.name}-epoch{epoch}"  # compare names heads by their last folder
-            trained.save(folder)
-            point["head"] = str(folder)
-        curve.append(point)
-        write_json(options.out / "result.json", result | {"curve": curve})
+    first = {name: tensor.clone() for name, tensor in contestant.model.state_dict().items()}
+
+    def make() -> Speculators:
+        contestant.model.load_state_dict(first)
+        contestant.begin()
+        return contestant
+
+    result = {
+        "speculators": version("speculators"),
+        "lm_head_frozen": not contestant.model.lm_head.weight.requires_grad,
+        "settings": {name: contestant.settings[name] for name in SHOWN},
+        "curve": [],
+    }
+    print(json.dumps(result), flush=True)
+    for point in trained(make, data, plans, options.save, f"{options.out}/{options.out.name}"):
+        result["curve"].append(point)
+        print(point, flush=True)
+        write_result(options.out / "result.json", result)
+
+
+SHOWN = ["optimizer", "lr", "weight_decay", "muon_lr", "muon_momentum", "muon_weight_decay", "muon_adjust_lr_fn",
+         "scheduler_type", "loss_fn", "ttt_steps", "ttt_step_loss_decay", "norm_before_fc", "norm_output",
+         "norm_before_residual", "draft_vocab_size", "epochs", "full_attention_indices"]  # fmt: skip
 
 
 def parsed() -> argparse.Namespace:
@@ -235,51 +212,23 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-3, help="of Muon and AdamW; 1e-3 is the default of both")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--save", type=int, nargs="+", default=[2, 6], help="epochs after which the head is saved")
-    parser.add_argument("--ttt-steps", type=int, default=7)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--note", default="", help="for result.json, e.g. what else ran on the GPU")
-    parser.add_argument("--data", nargs="*", default=[], help="overrides of train.py for samples and packs: data.KEY=…")
+    parser.add_argument("--overrides", nargs="*", default=[], help="of train.py: data.KEY=…, seed=, ttt_steps=")
     options = parser.parse_args()
     if not set(options.save) <= set(range(1, options.epochs + 1)):
         parser.error(f"--save {options.save} names epochs outside 1 to {options.epochs}")
     options.out = options.out.resolve()
-    options.out.mkdir(parents=True, exist_ok=True)
     return options
 
 
-def settings_of(options: argparse.Namespace) -> TrainConfig:
+def settings_of(options: argparse.Namespace, config: DictConfig) -> TrainConfig:
     """Return its settings for this run: its defaults but for what is listed at the top."""
     loss, attention = ("fused", "simple_flex_attention") if on_gpu() else ("eager", "sdpa")
     plain = {"norm_before_residual": False, "norm_before_fc": False, "norm_output": False}
     return TrainConfig(
-        speculator_type="eagle3", seed=options.seed, optimizer={"lr": options.lr}, trainer={"epochs": options.epochs},
+        speculator_type="eagle3", seed=config.seed, optimizer={"lr": options.lr}, trainer={"epochs": options.epochs},
         draft={"full_attention_indices": [0], "draft_attn_impl": attention, **plain},
-        loss={"ttt_steps": options.ttt_steps, "loss_implementation": loss},
+        loss={"ttt_steps": config.ttt_steps, "loss_implementation": loss},
     )  # fmt: skip
-
-
-def facts(trained: Speculators, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what result.json says of the run besides its curve."""
-    shown = ["optimizer", "lr", "weight_decay", "muon_lr", "muon_momentum", "muon_weight_decay", "muon_adjust_lr_fn",
-             "scheduler_type", "loss_fn", "ttt_steps", "ttt_step_loss_decay", "norm_before_fc", "norm_output",
-             "norm_before_residual", "draft_vocab_size", "epochs", "full_attention_indices"]  # fmt: skip
-    groups = {type(each).__name__: sum(len(group["params"]) for group in each.param_groups)
-              for each in trained.steps.optimizers}  # fmt: skip
-    trainable = {name: each.numel() for name, each in trained.model.named_parameters() if each.requires_grad}
-    return {
-        "speculators": version("speculators"),
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if on_gpu() else "CPU",
-        "note": options.note,
-        "its_default_lr": TrainConfig().optimizer.lr,
-        "is_its_default_lr": TrainConfig().optimizer.lr == options.lr,
-        "lm_head_frozen": not trained.model.lm_head.weight.requires_grad,
-        "trainable_parameters": sum(trainable.values()),
-        "tensors_of_optimizers": groups,
-        "row_tokens": trained.collate.max_len,
-        "total_steps": trained.total_steps,
-        "settings": {name: trained.settings[name] for name in shown},
-    }
 
 
 def require_same_sizes(shape: Any, head: HeadConfig) -> None:
