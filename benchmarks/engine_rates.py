@@ -64,9 +64,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=2048)
     parser.add_argument("--launch", type=json.loads, default={})
-    parser.add_argument("--tokenizer", type=Path, default=ROOT / "tests/assets/tiny")
     given = parser.parse_args()
-    folder = random_target(given.work / "llama8b", given.tokenizer)
+    folder = random_target(given.work / "llama8b")
     target = stored_target(path=str(folder), revision=None, trust_remote_code=False)
     settings = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/launch/default.yaml"))
     own = {"trust_remote_code": False, "max_running_requests": 256, "cuda_graph_max_bs_decode": 256}
@@ -84,7 +83,7 @@ LLAMA_8B = {
 }  # fmt: skip
 
 
-def random_target(folder: Path, tokenizer: Path, *, sizes: dict[str, Any] = LLAMA_8B, device: str = "cuda") -> Path:
+def random_target(folder: Path, *, sizes: dict[str, Any] = LLAMA_8B, device: str = "cuda") -> Path:
     """Make a Llama with random weights, which never end an answer early, unless it is there."""
     if not (folder / "config.json").exists():
         config = LlamaConfig(rms_norm_eps=1e-5, dtype="bfloat16", tie_word_embeddings=False, **sizes)
@@ -94,7 +93,7 @@ def random_target(folder: Path, tokenizer: Path, *, sizes: dict[str, Any] = LLAM
             model = LlamaForCausalLM(config)
         torch.set_default_dtype(torch.float32)
         model.save_pretrained(folder)
-        AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(ROOT / "tests/assets/tiny").save_pretrained(folder)
         del model
         torch.cuda.empty_cache()
     return folder

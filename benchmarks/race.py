@@ -11,9 +11,9 @@ K = 7, D = 32,000. Tokens are those of the documents. SpecForge goes in each lay
 counts.
 
 The heads: EAGLE-3 of one shape and draft vocabulary, on the same samples in the same packs and order, each by its own
-recipe: SpecForge's optimizer with each of --lr, ours that of --experiment with --ways. GPU-seconds are those of the
-steps. The heads of each epoch, or of --epochs, decode the held-out prompts; the goal is what the best SpecForge head
-accepts at its end.
+recipe: SpecForge's optimizer with each of --lr, ours that of train.py's defaults. GPU-seconds are those of the steps.
+The heads of each epoch, or of --epochs, decode the held-out prompts; the goal is what the best SpecForge head accepts
+at its end.
 
 Both train K steps against the teacher's probabilities on the draft vocabulary, SpecForge's weighted by 0.8^k, ours by
 the recipe's loss.decay. What else differs: SpecForge's weights are bf16 over float32 masters, its lm_head starts at
@@ -136,9 +136,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=400, help="number of these prompts")
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-4, 1e-3], help="of SpecForge")
     parser.add_argument("--epochs", type=int, nargs="+", help="whose heads decode the prompts; none: all")
-    parser.add_argument("--experiment", help="our recipe; none: train.py's defaults")
-    parser.add_argument("--ways", type=json.loads, default={"recipe": []}, help="names and overrides of ours, as JSON")
-    parser.add_argument("overrides", nargs="*", help="of train.py for every head, e.g. trainer.max_epochs=2")
+    parser.add_argument("overrides", nargs="*", help="of train.py for every head: trainer.max_epochs=2, experiment=…")
     options = parser.parse_intermixed_args(arguments)
     if options.store and not (options.target and options.held_out):
         parser.error("--store needs --target and --held-out")
@@ -222,12 +220,10 @@ def step_cost(contestant: Contestant, shape: HeadConfig, lengths: list[int], ans
 
 def heads(options: argparse.Namespace) -> dict[str, Any]:
     """Train and decode all; return the curves, and the GPU-seconds to what the best SpecForge head accepts."""
-    recipe = [f"experiment={options.experiment}"] if options.experiment else []
-    overrides = [*recipe, *PLAIN_HEAD, f"data.path={options.store.resolve()}", *options.overrides]
-    given = {"heads": str((options.folder / "heads").resolve()), "epochs": options.epochs}
-    runs = {f"SpecForge, lr {lr:g}": {**given, "lr": lr, "overrides": overrides} for lr in options.lr}
-    runs |= {f"ours, {way}": {**given, "overrides": [*overrides, *own]} for way, own in options.ways.items()}
-    require_epochs(runs)
+    overrides = [*PLAIN_HEAD, f"data.path={options.store.resolve()}", *options.overrides]
+    require_epochs(options.epochs, overrides)
+    given = {"heads": str((options.folder / "heads").resolve()), "epochs": options.epochs, "overrides": overrides}
+    runs = {f"SpecForge, lr {lr:g}": {**given, "lr": lr} for lr in options.lr} | {"ours, recipe": given}
     found = {name: worked(options, name, {**run, "name": file_name(name)}) for name, run in runs.items()}
     if not all(found.values()):
         sys.exit("not all heads were trained")
@@ -244,13 +240,11 @@ def heads(options: argparse.Namespace) -> dict[str, Any]:
     return {"curves": curves, **seconds_to_the_same(curves, GOAL)}
 
 
-def require_epochs(runs: dict[str, dict[str, Any]]) -> None:
+def require_epochs(wanted: list[int] | None, overrides: list[str]) -> None:
     """Exit if a run would end without a head to decode."""
-    for name, run in runs.items():
-        last, wanted = composed(["run_dir=.", *run["overrides"]]).trainer.max_epochs, run["epochs"]
-        if wanted and not any(1 <= epoch <= last for epoch in wanted):
-            named = f"--epochs {' '.join(map(str, wanted))} names no epoch of {name!r}"
-            sys.exit(f"{named}, which has trainer.max_epochs={last}; give 1 to {last}")
+    last = composed(["run_dir=.", *overrides]).trainer.max_epochs
+    if wanted and not any(1 <= epoch <= last for epoch in wanted):
+        sys.exit(f"--epochs={wanted} names no epoch of trainer.max_epochs={last}; give 1 to {last}")
 
 
 def seconds_to_the_same(curves: dict[str, list[dict[str, Any]]], chain: str) -> dict[str, Any]:

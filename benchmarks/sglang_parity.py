@@ -12,7 +12,6 @@ import argparse
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +50,6 @@ DTYPES = ("bfloat16", "float32")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="+", default=list(SHAPES), choices=SHAPES, help="shapes of the draft")
-    parser.add_argument("--jobs", type=int, default=1, help="decodings side by side")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
     cli.quiet_libraries()
@@ -60,22 +57,20 @@ def main() -> None:
         config = hydra.compose("serve", ["action=decode", "+launch=default", *options.overrides])
     target = read_target_files(**cli.plain(config.target))
     prompts = read_prompts(config, target)
-    served = {shape: served_or_kept(config, target, prompts, shape, options.out) for shape in options.only}
-    ours = {(shape, dtype): decoding(options.overrides, shape, dtype) for shape in options.only for dtype in DTYPES}
-    with ThreadPoolExecutor(options.jobs) as pool:
-        decoded = dict(zip(ours, pool.map(decode, ours.values()), strict=True))
+    served = {shape: served_or_kept(config, target, prompts, shape, options.out) for shape in SHAPES}
+    decoded = {shape: {dtype: decode(options.overrides, shape, dtype) for dtype in DTYPES} for shape in SHAPES}
     result = {
         "prompts": len(prompts),
         "shapes": {
             shape: {
                 "served": served[shape]["accept_length"],
-                "decoded": {dtype: decoded[shape, dtype]["accept_length"] for dtype in DTYPES},
-                "lossless": {dtype: decoded[shape, dtype]["lossless"] for dtype in DTYPES},
+                "decoded": {dtype: found["accept_length"] for dtype, found in decoded[shape].items()},
+                "lossless": {dtype: found["lossless"] for dtype, found in decoded[shape].items()},
                 **replayed(config, prompts, served[shape]["answers"], shape),
                 "server": served[shape]["server"],
                 "command": served[shape]["command"],
             }
-            for shape in options.only
+            for shape in SHAPES
         },
         "simulated_in_training": read_json(Path(config.head) / "training.json", made_by="export")[
             "simulated_accept_length"
@@ -91,13 +86,11 @@ def read_prompts(config: DictConfig, target: TargetFiles | Target) -> list[list[
     return prompt_sets(chat, own, split=config.prompts.split, limit=config.limit, max_length=room)["prompts"]
 
 
-def decoding(overrides: list[str], shape: str, dtype: str) -> list[str]:
+def decode(overrides: list[str], shape: str, dtype: str) -> dict[str, Any]:
+    """Our decoder's answers in a process of its own, as serve.py reports them."""
     settings = [f"{key}={value}" for key, value in SHAPES[shape].items()]
     given = [override for override in overrides if not override.startswith("launch.")]
-    return ["serve.py", "action=decode", *given, *settings, f"target.dtype={dtype}"]
-
-
-def decode(command: list[str]) -> dict[str, Any]:
+    command = ["serve.py", "action=decode", *given, *settings, f"target.dtype={dtype}"]
     print("$ python", *command, flush=True)
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:

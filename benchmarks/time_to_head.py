@@ -46,15 +46,13 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp8", help="of the features")
     parser.add_argument("--gpus", type=int, default=1, help="of answers and features; training takes one")
     parser.add_argument("--launch", type=json.loads, default={}, help="keys of conf/launch, as JSON")
-    parser.add_argument("--tokenizer", type=Path, default=ROOT / "tests/assets/tiny")
-    parser.add_argument("--target", type=Path, help="where the weights lie or are made; default: in WORK")
     parser.add_argument("--tiny", action="store_true", help="32 conversations of a tiny target, by Hugging Face")
     parser.add_argument("--until", choices=["prompts", *GPU_STEPS, "export"], default="export")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     made: dict[str, Any] = {"sizes": TINY, "device": "cpu"} if options.tiny else {}
     options.conversations = 32 if options.tiny else options.conversations
-    target = random_target(options.target or options.work / "target", options.tokenizer, **made)
+    target = random_target(options.work / "target", **made)
     write_prompts(options.work / "prompts.jsonl", target, options.conversations)
     steps = {}
     for name, command in commands(options, target).items():
