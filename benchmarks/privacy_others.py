@@ -30,11 +30,11 @@ from typing import NamedTuple
 
 import yaml
 from hydra import compose, initialize_config_dir
-from result import write_result
+from result import ROOT, write_result
+from scipy.stats import binomtest
 
 from eagle3 import cli
 
-ROOT = Path(__file__).resolve().parent.parent
 SECRETS = {"API_KEY", "TOKEN", "PASSWORD", "PRIVATE_KEY", "URL_PASSWORD"}
 PRESIDIO = {  # its kinds that patterns claim → ours
     "CREDIT_CARD": "CREDIT_CARD", "PHONE_NUMBER": "PHONE_NUMBER", "EMAIL_ADDRESS": "EMAIL_ADDRESS",
@@ -45,7 +45,6 @@ FAKER = {  # providers → ours; national ids have a name in each country
     "ipv4_public": "IP_ADDRESS", "ipv6": "IP_ADDRESS", "mac_address": "MAC_ADDRESS", "ssn": "a national id",
 }  # fmt: skip
 HARMLESS_CHARACTERS = 600
-Z = 1.96  # of a 95 % interval
 
 
 class Text(NamedTuple):
@@ -100,10 +99,9 @@ def is_untouched(text: Text) -> bool:
 
 def measured(right: list[bool], word: str) -> dict:
     """Return the share with Wilson's interval of 95 %."""
-    count, share = len(right), sum(right) / len(right)
-    centre = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
-    half = Z * ((share * (1 - share) + Z**2 / (4 * count)) / count) ** 0.5 / (1 + Z**2 / count)
-    return {"texts": count, word: round(share, 4), "interval": [round(centre - half, 4), round(centre + half, 4)]}
+    share = binomtest(sum(right), len(right))
+    low, high = share.proportion_ci(0.95, method="wilson")
+    return {"texts": len(right), word: round(share.statistic, 4), "interval": [round(low, 4), round(high, 4)]}
 
 
 def is_found(text: Text, found: list) -> bool:

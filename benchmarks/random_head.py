@@ -21,16 +21,16 @@ LLAMA_8B = HeadConfig(
     vocab_size=128256, draft_vocab_size=32000, rms_norm_eps=1e-5, rope_parameters=ROPE, max_position_embeddings=131072,
     fc_norm=False, norm_output=False,
 )  # fmt: skip
-LLAMA_70B = replace(LLAMA_8B, hidden_size=8192, intermediate_size=28672, num_heads=64)
-LLAMA_1B = replace(LLAMA_8B, hidden_size=2048, intermediate_size=8192, head_dim=64)
-LLAMA_3B = replace(LLAMA_8B, hidden_size=3072, intermediate_size=8192, num_heads=24)
-QWEN_14B = replace(LLAMA_8B, hidden_size=5120, intermediate_size=13824, num_heads=40, vocab_size=152064)
-SMOLLM_135M = replace(
-    LLAMA_8B, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3, head_dim=64, vocab_size=49152,
-    rope_parameters={"rope_type": "default", "rope_theta": 100000.0}, max_position_embeddings=8192,
-)  # fmt: skip
-HEADS = {  # by the target
-    "8b": LLAMA_8B, "70b": LLAMA_70B, "14b": QWEN_14B, "3b": LLAMA_3B, "1b": LLAMA_1B, "135m": SMOLLM_135M,
+HEADS = {  # by the target: of the Llama family, but for Qwen's of 14 B and SmolLM's of 135 M
+    "8b": LLAMA_8B,
+    "70b": replace(LLAMA_8B, hidden_size=8192, intermediate_size=28672, num_heads=64),
+    "14b": replace(LLAMA_8B, hidden_size=5120, intermediate_size=13824, num_heads=40, vocab_size=152064),
+    "3b": replace(LLAMA_8B, hidden_size=3072, intermediate_size=8192, num_heads=24),
+    "1b": replace(LLAMA_8B, hidden_size=2048, intermediate_size=8192, head_dim=64),
+    "135m": replace(
+        LLAMA_8B, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3, head_dim=64, vocab_size=49152,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0}, max_position_embeddings=8192,
+    ),
 }  # fmt: skip
 SMALL = replace(
     LLAMA_8B, hidden_size=64, intermediate_size=96, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512,

@@ -49,13 +49,8 @@ def main(arguments: list[str]) -> None:
         length = int(torch.randint(150, 900, (), generator=draw))
         turns = answered(length, 0.4 + 0.5 * float(torch.rand((), generator=draw)))
         sample = samples.sample(f"p{number}#0", turns)
-        writer.add(
-            replace(
-                sample,
-                aux_hidden_states=scaled(sample.aux_hidden_states, shape.num_captured_layers),
-                last_hidden_state=scaled(sample.last_hidden_state, 1),
-            )
-        )
+        aux = scaled(sample.aux_hidden_states, shape.num_captured_layers)
+        writer.add(replace(sample, aux_hidden_states=aux, last_hidden_state=scaled(sample.last_hidden_state, 1)))
         tokens, number = tokens + length, number + 1
         if writer.size > SHARD_BYTES or tokens >= options.tokens:
             content = memoryview(writer.finish(hash_of(MADE_FROM)))
@@ -70,13 +65,7 @@ def main(arguments: list[str]) -> None:
         head_dim=shape.head_dim, rms_norm_eps=shape.rms_norm_eps, rope_parameters=shape.rope_parameters,
         max_position_embeddings=shape.max_position_embeddings, dtype="bfloat16",
     )  # fmt: skip
-    write_manifest(
-        storage,
-        made_from=MADE_FROM,
-        target_config=target,
-        indices=indices,
-        left_out={},
-    )
+    write_manifest(storage, made_from=MADE_FROM, target_config=target, indices=indices, left_out={})
     print(f"{options.folder}: {number} samples, {tokens} tokens")
 
 

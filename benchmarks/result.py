@@ -6,6 +6,7 @@ Every file in benchmarks/results has date, commit, command, machine and versions
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ ROOT = Path(__file__).parent.parent
 FACTS = ("date", "commit", "command", "machine", "versions")
 
 
-def call(*command: str) -> float:
+def call(*command: str, log: Path | None = None) -> float:
     """Run a script of this clone and return its seconds; if it fails, this process ends with its status."""
     print("\n$ python", *command, flush=True)
     started = time.perf_counter()
-    if status := subprocess.run([sys.executable, *command], cwd=ROOT).returncode:
-        sys.exit(status)
+    with log.open("wb") if log else nullcontext() as file:
+        done = subprocess.run([sys.executable, *command], cwd=ROOT, stdout=file, stderr=file)
+    if done.returncode:
+        print(f"failed, see {log}" if log else "failed", flush=True)
+        sys.exit(done.returncode)
     return time.perf_counter() - started
 
 

@@ -37,7 +37,7 @@ from eagle3.settings.engine import LaunchSettings
 from eagle3.storage.files import read_json, write_json
 from eagle3.target.capture import Capture
 from eagle3.target.files import TargetFiles, read_target_files
-from eagle3.target.model import Target, load_target
+from eagle3.target.model import load_target
 
 SHAPES: dict[str, dict[str, Any]] = {
     "chain of 3": {"steps": 3, "topk": 1, "draft_tokens": 4},
@@ -56,7 +56,11 @@ def main() -> None:
     with hydra.initialize_config_dir(cli.CONF, version_base="1.3"):
         config = hydra.compose("serve", ["action=decode", "+launch=default", *options.overrides])
     target = read_target_files(**cli.plain(config.target))
-    prompts = read_prompts(config, target)
+    room = target.text_config.max_position_embeddings - config.max_new_tokens - 9
+    own = {"prompts": config.prompts.path}
+    prompts = prompt_sets(
+        chat_of(config, target), own, split=config.prompts.split, limit=config.limit, max_length=room
+    )["prompts"]  # fmt: skip
     served = {shape: served_or_kept(config, target, prompts, shape, options.out) for shape in SHAPES}
     decoded = {shape: {dtype: decode(options.overrides, shape, dtype) for dtype in DTYPES} for shape in SHAPES}
     result = {
@@ -77,13 +81,6 @@ def main() -> None:
         ],
     }
     print(json.dumps(write_result(options.out / "sglang_parity.json", result), indent=1))
-
-
-def read_prompts(config: DictConfig, target: TargetFiles | Target) -> list[list[int]]:
-    chat = chat_of(config, target)
-    room = target.text_config.max_position_embeddings - config.max_new_tokens - 9
-    own = {"prompts": config.prompts.path}
-    return prompt_sets(chat, own, split=config.prompts.split, limit=config.limit, max_length=room)["prompts"]
 
 
 def decode(overrides: list[str], shape: str, dtype: str) -> dict[str, Any]:

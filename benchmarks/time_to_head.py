@@ -14,18 +14,14 @@ scaled by its own rate, and the start of servers and programs is counted once.
 import argparse
 import csv
 import json
-import os
 import random
 import re
-import subprocess
-import sys
-import time
 from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any
 
 from engine_rates import random_target
-from result import ROOT, write_result
+from result import call, write_result
 from transformers import AutoTokenizer
 
 from eagle3.storage.files import read_json, write_json, write_jsonl
@@ -118,14 +114,9 @@ def timed_once(work: Path, name: str, command: list[str]) -> dict[str, Any]:
     path = work / "steps.json"
     steps = read_json(path, made_by="") if path.exists() else {}
     if name not in steps:
-        print("$ python", *command, flush=True)
-        log, began = work / f"{name}.log", time.perf_counter()
-        with log.open("wb") as file:
-            subprocess.run(
-                [sys.executable, *command], cwd=ROOT, check=True, stdout=file, stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-            )  # fmt: skip
-        steps[name] = {"seconds": time.perf_counter() - began, "tokens_per_s": rate(work, name, log.read_text())}
+        log = work / f"{name}.log"
+        seconds = call(*command, log=log)
+        steps[name] = {"seconds": seconds, "tokens_per_s": rate(work, name, log.read_text())}
         if name == "features":
             steps[name]["bytes"] = sum(path.stat().st_size for path in (work / "data/features").iterdir())
         write_json(path, steps)
