@@ -73,23 +73,27 @@ def main() -> None:
         privacy = cli.build(settings)
         settings.allowed.placeholders = False  # made-up values of others are often of documentation
         recognisers = cli.build(settings)
-    results: dict[str, dict] = defaultdict(dict)
-    judged: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    judged: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))  # by source and kind
     for text in texts(options):
-        found = (recognisers if text.kind else privacy).find(text.text)
+        found, _ = (recognisers if text.kind else privacy).find(text.text)
         right, kind = is_found(text, found) if text.kind else not found, text.kind or "harmless"
         sources = [text.source]
         if text.source.startswith("Faker "):
             sources.append(f"Faker, {'seen' if text.source in options.seen else 'unseen'} locales")
         for source in sources:
-            judged[source, kind].append(right)
+            judged[source][kind].append(right)
             if is_untouched(text):
-                judged[source, f"{kind}, untouched"].append(right)
+                judged[source][f"{kind}, untouched"].append(right)
         if text.kind is None:
             others = {item.entity for item in found} - {"EMAIL_ADDRESS"}
-            judged[text.source, "harmless beside email addresses"].append(not others)
-    for (source, kind), each in sorted(judged.items()):
-        results[source][kind] = measured(each, "passed" if kind.startswith("harmless") else "found")
+            judged[text.source]["harmless beside email addresses"].append(not others)
+    results = {
+        source: {
+            kind: measured(each, "passed" if kind.startswith("harmless") else "found")
+            for kind, each in sorted(kinds.items())
+        }
+        for source, kinds in sorted(judged.items())
+    }
     print(json.dumps(write_result(options.out, {"seen": options.seen, "sources": results}), indent=1))
 
 

@@ -269,11 +269,7 @@ def train(given: dict[str, Any]) -> list[dict[str, Any]]:
     data, _ = build_training(config)
     plans = planned(data, config)
     make = maker(config, given.get("lr"), sum(map(len, plans)))
-    curve = []
-    for point in trained(make, data, plans, given["epochs"], f"{given['heads']}/{given['name']}"):
-        curve.append(point)
-        print(point, flush=True)
-    return curve
+    return list(trained(make, data, plans, given["epochs"], f"{given['heads']}/{given['name']}"))
 
 
 def planned(data: FeatureData, config: DictConfig) -> list[list[PlannedPack]]:
@@ -311,7 +307,9 @@ def trained(
         folder = Path(f"{head}-epoch{epoch}")  # compare names heads by their last folder
         folder.mkdir(parents=True, exist_ok=True)
         contestant.save(folder)
-        yield {"epoch": epoch, "steps": done, "seconds": seconds, "head": str(folder)}
+        point = {"epoch": epoch, "steps": done, "seconds": seconds, "head": str(folder)}
+        print(point, flush=True)
+        yield point
 
 
 def maker(config: DictConfig, lr: float | None, total_steps: int) -> Callable[[], Contestant]:

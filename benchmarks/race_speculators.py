@@ -195,7 +195,6 @@ def main() -> None:
     print(json.dumps(result), flush=True)
     for point in trained(make, data, plans, options.save, f"{options.out}/{options.out.name}"):
         result["curve"].append(point)
-        print(point, flush=True)
         write_result(options.out / "result.json", result)
 
 
