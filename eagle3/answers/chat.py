@@ -62,10 +62,8 @@ class Chat:
 
     def with_tools(self, tools: list[dict[str, Any]] | None) -> "Chat":
         """Return the same format for a conversation that offers these tools."""
-        if not tools:
-            return self
         chat = copy.copy(self)
-        chat._offered = {"tools": tools}
+        chat._offered = {"tools": tools} if tools else {}
         return chat
 
     def prompt_ids(self, messages: Messages) -> list[int]:
@@ -88,10 +86,9 @@ class Chat:
         return any(tool["function"]["name"] in text for tool in self._offered.get("tools", ()))
 
     def _has_tools(self, text: str, messages: Messages) -> bool:
-        without = copy.copy(self)
-        without._offered = {}
-        names = [tool["function"]["name"] for tool in self._offered["tools"]]
-        return all(name in text for name in names) and text != without.render(messages, add_generation_prompt=True)
+        if not all(tool["function"]["name"] in text for tool in self._offered["tools"]):
+            return False
+        return text != self.with_tools(None).render(messages, add_generation_prompt=True)
 
     def answer_text(self, prompt_ids: list[int], answer_ids: list[int]) -> str | None:
         """Return the content of the message that a server would return for an answer, None where it has none.
