@@ -16,14 +16,16 @@ from eagle3.errors import InputError
 
 @dataclass(frozen=True)
 class Request:
-    """One requested answer. `temperature` 0 is greedy, `top_k` 0 all; `stop_ids` end the answer and stay in it."""
+    """One requested answer, by default one greedy token.
+
+    `temperature` 0 is greedy, `top_k` 0 all; `stop_ids` end the answer and stay in it."""
 
     prompt_ids: list[int]
-    seed: int
-    temperature: float
-    top_p: float
-    top_k: int
-    max_new_tokens: int
+    seed: int = 0
+    temperature: float = 0
+    top_p: float = 1
+    top_k: int = 0
+    max_new_tokens: int = 1
     stop_ids: Set[int] = field(default_factory=frozenset)
 
 

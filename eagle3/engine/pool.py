@@ -133,8 +133,7 @@ class Pool(Generic[AnyEndpoint]):
         """Take a server back once it makes a token."""
         member.probing = True
         try:
-            one = Request([0], seed=0, temperature=0, top_p=1, top_k=0, max_new_tokens=1)
-            await asyncio.wait_for(member.endpoint.complete(self.session, one), PROBE_S)
+            await asyncio.wait_for(member.endpoint.complete(self.session, Request([0])), PROBE_S)
         except RequestRefused:
             pass  # it answers
         except (ServerFailed, TimeoutError):

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 ONE_TOKEN = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
+OPEN_HOSTS = ("0.0.0.0", "::")  # all addresses of the machine
 END_S = 5  # from the last sign of life to the end of the process
 # A guard process of each server. When our process is gone, even killed, it stops the server and deletes its scratch.
 GUARD = """
@@ -56,7 +57,7 @@ class Server:
         self.command = command
         self.log = log
         self.name = name
-        host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+        host = "127.0.0.1" if settings.host in OPEN_HOSTS else settings.host
         self.url = f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
         self.process: subprocess.Popen[bytes] | None = None
         self.guard: subprocess.Popen[bytes] | None = None

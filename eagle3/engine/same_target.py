@@ -75,9 +75,7 @@ async def require_same_weights(
     """Compare the servers' next tokens at PLACES positions of SENTENCE: with other weights most differ, with other
     kernels only near-ties."""
     lengths = sorted({max(1, len(sentence_ids) * place // PLACES) for place in range(1, PLACES + 1)})
-    requests = [
-        Request(sentence_ids[:length], seed=0, temperature=0, top_p=1, top_k=0, max_new_tokens=1) for length in lengths
-    ]
+    requests = [Request(sentence_ids[:length]) for length in lengths]
 
     async def next_tokens(endpoint: Endpoint) -> list[int]:
         return [(await endpoint.complete(session, request)).token_ids[0] for request in requests]

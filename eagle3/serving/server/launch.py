@@ -12,7 +12,7 @@ from eagle3.engine.client import KEY, api_key
 from eagle3.engine.command import launch_command, shell_line
 from eagle3.engine.draft import Draft, require_adaptive
 from eagle3.engine.endpoint import server_information
-from eagle3.engine.process import Server, require_free_port
+from eagle3.engine.process import OPEN_HOSTS, Server, require_free_port
 from eagle3.engine.versions import count_gpus, find_sglang
 from eagle3.errors import Interrupted
 from eagle3.head_files.files import read_files, read_without_weights, weight_files
@@ -24,7 +24,6 @@ from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles
 
 log = logging.getLogger(__name__)
-OPEN_HOSTS = ("0.0.0.0", "::")  # all addresses of the machine
 
 
 def launch(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *, dry_run: bool, folder: Path) -> None:
