@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from eagle3.answers.rows import AnsweredRow, AnswerError
 from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.settings.flat import flattened
-from eagle3.storage.files import read_jsonl, sha256_file, write_whole
+from eagle3.storage.files import append_lines, read_jsonl, sha256_file, write_whole
 from eagle3.storage.records import (
     AnyRecord,
     Record,
@@ -195,11 +195,8 @@ class AnswerStore:
 
     def _append(self, path: Path, rows: Sequence[AnsweredRow | AnswerError]) -> None:
         try:
-            with path.open("ab") as file:
-                # `asdict` would copy every token first, which takes most of the time.
-                file.write(b"".join(sealed_line(vars(row)) for row in rows))
-                file.flush()
-                os.fsync(file.fileno())
+            # `asdict` would copy every token first, which takes most of the time.
+            append_lines(path, b"".join(sealed_line(vars(row)) for row in rows))
         except OSError as error:
             raise InputError(
                 f"{path} cannot be written ({error.strerror}); make room and run again: it resumes where it stopped"

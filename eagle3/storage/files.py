@@ -86,6 +86,14 @@ def json_line(row: dict) -> bytes:
     return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
+def append_lines(path: Path, lines: bytes) -> None:
+    """Add whole lines to a file and see them on disk."""
+    with with_filename(path), path.open("ab") as file:
+        file.write(lines)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def read_jsonl(path: Path) -> Iterator[dict]:
     """Rows of a file that this project wrote by appending: a last line cut short by a kill is left out."""
     with path.open("rb") as file:

@@ -1,6 +1,5 @@
 """The plain target and the head under the same loads, each load written as soon as it is measured."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from eagle3.errors import InputError
 from eagle3.serving.server.load import LoadResult, PlainAnswers
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.serving import BenchSettings, Side
-from eagle3.storage.files import json_line, read_jsonl, with_filename
+from eagle3.storage.files import append_lines, json_line, read_jsonl
 
 RESULTS = "results.jsonl"
 
@@ -132,10 +131,7 @@ def _require_answers(server: Server | RunningServer, result: LoadResult) -> None
 
 def append(results: Path, load: MeasuredLoad) -> None:
     """Add a line and see it on disk before the next load starts."""
-    with with_filename(results), results.open("ab") as file:
-        file.write(json_line(load.to_json()))
-        file.flush()
-        os.fsync(file.fileno())
+    append_lines(results, json_line(load.to_json()))
 
 
 def read_results(results: Path) -> list[MeasuredLoad]:
