@@ -1,7 +1,8 @@
 """An HTTP server that speaks SGLang's protocol and decodes with our own Speculator: what clients are tested against.
 
 It shows nothing about SGLang itself. As a process it takes SGLang's flags; FAULT in its environment plans its end:
-"start" (before it listens), a number (with that answer), "stubborn" (SIGTERM is ignored).
+"start" (before it listens), a number (with that answer), "stubborn" (SIGTERM is ignored). With one of WITHOUT_MODEL it
+loads nothing, which takes seconds, and answers every prompt with one token.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from typing import Any
 from aiohttp import web
 
 VERSION = "0.5.17"
+WITHOUT_MODEL = ("stubborn", "static", "one token")
 FAILURE = """\
 [2026-01-01 00:00:01] Using default HuggingFace chat template
 [2026-01-01 00:00:02 TP0] Scheduler hit an exception: Traceback (most recent call last):
@@ -33,7 +35,7 @@ def main() -> None:
     if fault == "start":
         sys.exit(FAILURE)
     arguments = parsed(sys.argv[1:])
-    model, tokenizer = loaded(arguments)
+    model, tokenizer = (one_token, None) if fault in WITHOUT_MODEL else loaded(arguments)
     died = int(fault) if fault.isdigit() else None
     server = ProtocolServer(model, vars(arguments), die_at=died, tokenizer=tokenizer)
     if arguments.forward_hooks:
@@ -79,6 +81,10 @@ def parsed(words: list[str]) -> argparse.Namespace:
 
 
 Decode = Callable[[list[int], dict[str, Any]], dict[str, Any]]
+
+
+def one_token(prompt_ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+    return {"output_ids": [0], "finish": "length", "spec": {}}
 
 
 def loaded(arguments: argparse.Namespace) -> tuple[Decode, Any]:

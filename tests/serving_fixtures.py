@@ -95,8 +95,8 @@ def serving(server: ProtocolServer) -> Iterator[str]:
 class Command:
     """serve.py in a process of its own, with the protocol server in SGLang's place."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        variables = ",".join(f"{name}:'{value}'" for name, value in environment(sglang_site(folder), "").items())
+    def __init__(self, folder: Path, *arguments: str, fault: str = "") -> None:
+        variables = ",".join(f"{name}:'{value}'" for name, value in environment(sglang_site(folder), fault).items())
         self.port = free_port()
         self.out = folder / "out"
         own = [f"launch.port={self.port}", f"launch.env={{{variables}}}", f"hydra.run.dir={self.out}"]

@@ -47,8 +47,8 @@ def started(tmp_path: Path) -> Iterator[Any]:
     """Starts commands, and ends them with the test."""
     commands = []
 
-    def start(*arguments: str) -> Command:
-        commands.append(Command(tmp_path, *arguments))
+    def start(*arguments: str, fault: str = "") -> Command:
+        commands.append(Command(tmp_path, *arguments, fault=fault))
         return commands[-1]
 
     yield start

@@ -39,7 +39,7 @@ def test_launch_says_where_it_is_ready_and_stops_at_ctrl_c(started: Any, head_fo
 
 
 def test_a_closed_terminal_ends_the_server_with_launch(started: Any) -> None:
-    command = started("action=launch", f"target.path={TINY}")
+    command = started("action=launch", f"target.path={TINY}", fault="one token")
     assert command.stdout.readline().endswith("is ready; ask it with:\n")
     assert command.end(signal.SIGHUP) == 130
     assert not command.listens()
