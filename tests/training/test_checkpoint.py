@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import FINGERPRINT, random_head, save_checkpoint, tiny_facts, tiny_target
+from exported_head import FINGERPRINT, random_head, save_checkpoint
 
 from eagle3.errors import InputError
+from eagle3.head_files.finding import TargetFacts
 from eagle3.training.checkpoint import AtomicCheckpointIO, read_checkpoint
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def content(tmp_path_factory: pytest.TempPathFactory, facts: TargetFacts) -> bytes:
     path = tmp_path_factory.mktemp("run") / "last.ckpt"
-    save_checkpoint(path, random_head(tiny_facts(tiny_target()), FINGERPRINT))
+    save_checkpoint(path, random_head(facts, FINGERPRINT))
     return path.read_bytes()
 
 

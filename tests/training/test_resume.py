@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from exported_head import FINGERPRINT, random_head, save_checkpoint, tiny_facts, tiny_target
+from exported_head import FINGERPRINT, random_head, save_checkpoint
 from object_stores import new_folder, running_store
 from scripts import run_script
 from stores import random_samples, write_store
 
 from eagle3.errors import InputError
+from eagle3.head_files.finding import TargetFacts
 from eagle3.storage.folder import open_folder
 from eagle3.training.checkpoint import AtomicCheckpointIO
 from eagle3.training.resume import RunCheckpoints
@@ -20,9 +21,9 @@ Saved = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def content(tmp_path_factory: pytest.TempPathFactory, facts: TargetFacts) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("run") / "last.ckpt"
-    save_checkpoint(path, random_head(tiny_facts(tiny_target()), FINGERPRINT))
+    save_checkpoint(path, random_head(facts, FINGERPRINT))
     return torch.load(path, weights_only=True)
 
 
