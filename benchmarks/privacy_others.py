@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
-from hydra import compose, initialize_config_dir
-from result import ROOT, write_result
+from result import composed, write_result
 from scipy.stats import binomtest
 
 from eagle3 import cli
@@ -65,14 +64,12 @@ def main() -> None:
     parser.add_argument("--seen", nargs="*", default=[], help="sources, as the result names them")
     parser.add_argument("--per-kind", type=int, default=50, help="values of each provider and locale")
     parser.add_argument("--harmless", type=int, default=3000, help="pieces of packages' descriptions")
-    parser.add_argument("--override", nargs="*", default=[], help="of conf/prompts")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    with initialize_config_dir(str(ROOT / "conf" / "prompts"), version_base="1.3"):
-        settings = compose(overrides=["+privacy=patterns", *options.override]).privacy
-        privacy = cli.build(settings)
-        settings.allowed.placeholders = False  # made-up values of others are often of documentation
-        recognisers = cli.build(settings)
+    settings = composed("precompute", "prompts/privacy=patterns").prompts.privacy
+    privacy = cli.build(settings)
+    settings.allowed.placeholders = False  # made-up values of others are often of documentation
+    recognisers = cli.build(settings)
     judged: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))  # by source and kind
     for text in texts(options):
         found, _ = (recognisers if text.kind else privacy).find(text.text)

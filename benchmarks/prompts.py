@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import random
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +22,9 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from result import ROOT, write_result
+from result import ROOT, composed, write_result
 
 from eagle3.prompts import Prompt, plain_source, read_prompts
 from eagle3.prompts.rules import GROUPS, Rules
@@ -65,8 +63,7 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def rules(*, privacy: str) -> tuple[Rules, dict[str, Any]]:
     """Return the stage's rules, with one benchmark for leaks, and its other settings."""
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        config = compose("precompute", overrides=[f"prompts/privacy='{privacy}'"])
+    config = composed("precompute", f"prompts/privacy='{privacy}'")
     settings = OmegaConf.to_container(config.prompts, resolve=True)
     groups = {group: settings.pop(group) for group in GROUPS}
     groups["decontamination"]["benchmarks"] = [str(BUNDLED / "heldout.jsonl")]
@@ -182,8 +179,7 @@ def cpu_seconds() -> float:
 
 
 def peak_mb(who: int) -> float:
-    scale = 1 if sys.platform == "darwin" else 1024
-    return round(resource.getrusage(who).ru_maxrss * scale / 1e6, 1)
+    return round(resource.getrusage(who).ru_maxrss * 1024 / 1e6, 1)  # on Linux
 
 
 if __name__ == "__main__":

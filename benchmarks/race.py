@@ -39,11 +39,11 @@ from typing import Any, Protocol
 import torch
 import torch._dynamo
 from omegaconf import DictConfig
-from random_head import LLAMA_8B, SMALL, RandomSamples, answered, random_head
+from random_head import LLAMA_8B, SMALL, RandomSamples, random_head
 from result import ROOT, write_result
 from step_cost import timed
 from torch import nn
-from train_step import Step, composed, device, on_gpu, random_step, without_overflow
+from train_step import Step, device, on_gpu, random_step, training_config, without_overflow
 from training_ways import compared, file_name
 
 from eagle3.commands.train import build_training
@@ -171,7 +171,7 @@ def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def time_steps(given: dict[str, Any]) -> dict[str, Any]:
     """Return what one contestant needs for each batch; nothing where it does not fit into the GPU's memory."""
-    config = composed(given.get("overrides", []))
+    config = training_config(given.get("overrides", []))
     torch.set_float32_matmul_precision(config.matmul_precision)
     shape = SMALL if given["small"] else LLAMA_8B
     contestant = of_random_numbers(given, config, shape)
@@ -198,9 +198,7 @@ def of_random_numbers(given: dict[str, Any], config: DictConfig, shape: HeadConf
 def step_cost(contestant: Contestant, shape: HeadConfig, lengths: list[int], answer_share: float) -> dict[str, Any]:
     """Return the median step, the rate in documents' tokens, and the memory."""
     torch._dynamo.reset()  # what has seen one size is compiled for all when it sees another, and is slower then
-    samples = RandomSamples(shape, torch.bfloat16, seed=0)
-    turns = [answered(length, answer_share) for length in lengths]
-    batch = contestant.batch([samples.sample(f"p{number}", each) for number, each in enumerate(turns)])
+    batch = contestant.batch(RandomSamples(shape, torch.bfloat16, seed=0).documents(lengths, answer_share))
     for _ in range(WARM_UP):
         contestant.step(batch)
     if on_gpu():
@@ -242,7 +240,7 @@ def heads(options: argparse.Namespace) -> dict[str, Any]:
 
 def require_epochs(wanted: list[int] | None, overrides: list[str]) -> None:
     """Exit if a run would end without a head to decode."""
-    last = composed(["run_dir=.", *overrides]).trainer.max_epochs
+    last = training_config(["run_dir=.", *overrides]).trainer.max_epochs
     if wanted and not any(1 <= epoch <= last for epoch in wanted):
         sys.exit(f"--epochs={wanted} names no epoch of trainer.max_epochs={last}; give 1 to {last}")
 
@@ -264,7 +262,7 @@ def seconds_to_the_same(curves: dict[str, list[dict[str, Any]]], chain: str) -> 
 def train(given: dict[str, Any]) -> list[dict[str, Any]]:
     """Train a head, save it after the given epochs, and return the seconds that its steps took up to there."""
     torch.set_num_threads(1)  # packs are made of small tensors, on which a team of threads waits for itself
-    config = composed(["run_dir=.", *given["overrides"]])
+    config = training_config(["run_dir=.", *given["overrides"]])
     torch.set_float32_matmul_precision(config.matmul_precision)
     data, _ = build_training(config)
     plans = planned(data, config)

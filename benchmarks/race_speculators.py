@@ -37,7 +37,7 @@ from speculators.train.config import TrainConfig
 from speculators.train.data import CollateFn
 from speculators.train.trainer import Trainer, TrainerConfig
 from torch import Tensor, nn
-from train_step import composed, device, on_gpu
+from train_step import device, on_gpu, training_config
 
 from eagle3 import cli
 from eagle3.commands.train import build_training
@@ -166,7 +166,7 @@ def main() -> None:
     torch._dynamo.config.recompile_limit = 64  # so that no frame falls back to eager silently
     torch._dynamo.config.disable = not on_gpu()
     separate_autotuned_lists()
-    config = composed(
+    config = training_config(
         ["run_dir=.", *PLAIN_HEAD, f"data.path={options.store.resolve()}", "data.verify=false",
          f"trainer.max_epochs={options.epochs}", *options.overrides]
     )  # fmt: skip

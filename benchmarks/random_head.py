@@ -64,11 +64,13 @@ class RandomSamples:
             has_teacher=has_teacher,
         )
 
-    def pack(self, lengths: list[int], answer_share: float, *, ttt_steps: int) -> TttBatch:
+    def documents(self, lengths: list[int], answer_share: float) -> list[Sample]:
         """A document of each length: a prompt, then one answer of that share of it."""
-        documents = [answered(length, answer_share) for length in lengths]
-        samples = [self.sample(f"p{number}", turns) for number, turns in enumerate(documents)]
-        return ttt_batch(samples, ttt_steps=ttt_steps)
+        turns = [answered(length, answer_share) for length in lengths]
+        return [self.sample(f"p{number}", each) for number, each in enumerate(turns)]
+
+    def pack(self, lengths: list[int], answer_share: float, *, ttt_steps: int) -> TttBatch:
+        return ttt_batch(self.documents(lengths, answer_share), ttt_steps=ttt_steps)
 
     def _features(self, rows: int) -> Tensor:
         start = int(torch.randint(BLOCK_TOKENS, (), generator=self.generator))

@@ -1,4 +1,4 @@
-"""What benchmarks share: commands of this clone, and results that say where they come from.
+"""What benchmarks share: commands and configs of this clone, and results that say where they come from.
 
 Every file in benchmarks/results has date, commit, command, machine and versions; tests/test_numbers.py checks that.
 """
@@ -10,6 +10,9 @@ from contextlib import nullcontext
 from datetime import date
 from pathlib import Path
 from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 
 from eagle3 import cli
 from eagle3.storage.files import write_json
@@ -28,6 +31,12 @@ def call(*command: str, log: Path | None = None) -> float:
         print(f"failed, see {log}" if log else "failed", flush=True)
         sys.exit(done.returncode)
     return time.perf_counter() - started
+
+
+def composed(script: str, *overrides: str) -> DictConfig:
+    """The config of a script of this clone: what a benchmark runs is built as the script builds it."""
+    with initialize_config_dir(cli.CONF, version_base="1.3"):
+        return compose(script, overrides=[*overrides])
 
 
 def write_result(path: Path, values: dict[str, Any], arguments: list[str] | None = None) -> dict[str, Any]:

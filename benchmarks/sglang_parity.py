@@ -15,9 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import hydra
 from omegaconf import DictConfig
-from result import ROOT, write_result
+from result import ROOT, composed, write_result
 
 from eagle3 import cli
 from eagle3.answers.build import chat_of
@@ -53,8 +52,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
     cli.quiet_libraries()
-    with hydra.initialize_config_dir(cli.CONF, version_base="1.3"):
-        config = hydra.compose("serve", ["action=decode", "+launch=default", *options.overrides])
+    config = composed("serve", "action=decode", "+launch=default", *options.overrides)
     target = read_target_files(**cli.plain(config.target))
     room = target.text_config.max_position_embeddings - config.max_new_tokens - 9
     own = {"prompts": config.prompts.path}

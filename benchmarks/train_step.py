@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from random_head import HEADS, SMALL, RandomSamples, ragged_lengths, random_head
-from result import write_result
+from result import composed, write_result
 from step_cost import group_of, matrix_product_ceiling, product_flops, time_by_kernel, timed
 from torch._dynamo.utils import counters
 
@@ -94,8 +93,8 @@ def measured(
     shape: HeadConfig, cases: list[Case], overrides: list[str], *, with_reference: bool, with_ragged: bool
 ) -> Iterator[dict[str, Any]]:
     """A row for each case."""
-    config = composed(overrides)
-    reference = composed([*(each for each in overrides if not each.startswith("kernels")), "kernels=plain"])
+    config = training_config(overrides)
+    reference = training_config([*(each for each in overrides if not each.startswith("kernels")), "kernels=plain"])
     torch.set_float32_matmul_precision(config.matmul_precision)
     samples = RandomSamples(shape, torch.bfloat16, seed=0)
     tokens = max(case.tokens for case in cases)
@@ -115,10 +114,8 @@ def measured(
         yield row
 
 
-def composed(overrides: list[str]) -> DictConfig:
-    """train.py's config: what the benchmark runs is built as a training's is."""
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        return compose("train", overrides=["trainer=gpu", *overrides])
+def training_config(overrides: list[str]) -> DictConfig:
+    return composed("train", "trainer=gpu", *overrides)
 
 
 class Step:
