@@ -243,8 +243,12 @@ class OwnData(FeatureData):
 
 def test_data_derived_from_ours_takes_the_keys_of_conf() -> None:
     check_settings(composed("train", f"data._target_={__name__}.OwnData"), "train")
-    with pytest.raises(InputError, match=r"^data.pathh is not a key of this config"):
-        check_settings(composed("train", f"data._target_={__name__}.OwnData", "+data.pathh=x"), "train")
+    for wrong, line in (
+        ("+data.pathh=x", "data.pathh is not a key"),
+        ("data.pack_tokens=0", "data.pack_tokens=0 must be 2"),
+    ):
+        with pytest.raises(InputError, match=f"^{line}"):
+            check_settings(composed("train", f"data._target_={__name__}.OwnData", wrong), "train")
 
 
 PARTS = ("optim", "loss", "kernels", "trainer", "callbacks")

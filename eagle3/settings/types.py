@@ -191,11 +191,15 @@ def _require_taken(target: str, keys: dict[Any, Any]) -> None:
     rest = [parameter.annotation for parameter in parameters.values() if parameter.kind is parameter.VAR_KEYWORD]
     for schema in get_args(rest[0]) if rest else ():  # **settings: Unpack[schema], inherited from a class of ours
         validated(schema, others)
-    bases = (PARTS.get(f"{base.__module__}.{base.__qualname__}") for base in getattr(made, "__mro__", ())[1:])
-    taken = {key for schema in bases if schema for key in get_type_hints(schema)}  # where the base is built
-    for key, value in others.items():
-        if not rest and key not in taken:
-            raise fault(str(key), value=value, rule=UNKNOWN)
+    for base in getattr(made, "__mro__", ())[1:]:  # keys of a class of ours that are not its arguments
+        schema = PARTS.get(f"{base.__module__}.{base.__qualname__}")
+        own = {key: value for key, value in keys.items() if schema and key in get_type_hints(schema)}
+        if own.keys() & others.keys():
+            validated(schema, own)
+            others = {key: value for key, value in others.items() if key not in own}
+    if others and not rest:
+        key, value = next(iter(others.items()))
+        raise fault(str(key), value=value, rule=UNKNOWN)
 
 
 if TYPE_CHECKING:
