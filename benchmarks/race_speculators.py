@@ -99,10 +99,9 @@ class Speculators:
             -(-row_tokens // BLOCK) * BLOCK, head.config.hidden_size, len(capture_layers), self.dtype, shift_batch
         )
         self.arguments, _ = Eagle3DraftModel.get_trainer_kwargs(**self.settings)
-        self.begin()
 
     def begin(self) -> None:
-        """Make fresh optimizers and schedules."""
+        """Make fresh optimizers and schedules, which `step` needs."""
         names = {name: self.settings[name] for name in TrainerConfig._fields if name in self.settings}
         config = TrainerConfig(
             num_epochs=self.settings["epochs"],
