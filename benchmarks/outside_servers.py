@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=TARGET)
     parser.add_argument("--head", type=Path, default=ROOT / "outputs/quickstart/head")
     parser.add_argument("--prompts", type=Path, default=HELD_OUT)
+    parser.add_argument("--servers", nargs="+", choices=[*STEPS], default=[*STEPS])
     parser.add_argument("--limit", type=int, default=40, help="prompts to answer")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--vllm", type=Path, default=OUTSIDE / "vllm/bin/python", help="a Python that has vLLM")
@@ -94,13 +95,14 @@ def workload(options: argparse.Namespace) -> Workload:
 def compared(work: Workload) -> Iterator[dict[str, Any]]:
     """Yield a row for each server and number of steps, or one with the reason why a server cannot serve the head."""
     head = load_head(work.options.head, num_layers=len(work.target.layers), dtype=torch.float32)
-    ours = {steps: accepted_drafts(work, head, steps) for steps in sorted({*STEPS[VLLM], *STEPS[LLAMA_CPP]})}
+    needed = {steps for server in work.options.servers for steps in STEPS[server]}
+    ours = {steps: accepted_drafts(work, head, steps) for steps in sorted(needed)}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "head"
         folder.mkdir()
         save_head(folder, head.head, head.capture_layers, "float32")
         for server, reasons in obstacles(read_files(folder)).items():
-            if server not in STEPS:
+            if server not in work.options.servers:
                 continue
             if reasons:
                 yield {"server": server, "cannot": ", ".join(reasons)}

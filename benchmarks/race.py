@@ -300,6 +300,7 @@ def trained(
             there = batches(contestant, plan[first : first + PACKS_ON_DEVICE])
             seconds += timed(partial(steps, contestant, there), 1, device())
             done += len(there)
+            del there  # or the next packs would lie on the device, too
         if epochs and epoch not in epochs:
             continue
         folder = Path(f"{head}-epoch{epoch}")  # compare names heads by their last folder

@@ -103,7 +103,7 @@ def best() -> str:
         for point, bold in ((ours, "**"), (theirs, ""))
     ]
     told[1] += ", speculators 0.9 at its default learning rate"
-    rows.append(["the same with a fixed `lm_head`, as by default", *told])
+    rows.append(["the same with a fixed `lm_head`, as by default, on answers generated again", *told])
     share = f"**{heads['share_of_specforge']['ours, recipe']:.2f} x** at most"
     rows.append(["training time to SpecForge's accept length (chains of 7)", share, "SpecForge on the same H100"])
     ratios = [raced(row["batch"])[2]["bf16"] for row in result("race.json")["steps"]]

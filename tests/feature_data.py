@@ -9,20 +9,17 @@ import torch
 from eagle3.data.datamodule import FeatureData
 from eagle3.features.concat import open_source
 from eagle3.head.batch import prepare_ttt
-from eagle3.settings.training import PackSettings
 
 TRAINER = {"current_epoch": 0, "accumulate_grad_batches": 1, "world_size": 1, "global_rank": 0}
 
 
 def feature_data(source: Any, *, device: str = "cpu", state: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """`source` may be the path of a store, or several; `changes` go to FeatureData, its settings or the trainer."""
+    """`source` may be the path of a store, or several; `changes` go to FeatureData, or to the trainer."""
     facts = TRAINER | {key: value for key, value in changes.items() if key in TRAINER}
-    parts = {key: changes[key] for key in ("rules", "loss_mask") if key in changes}
     settings = {"pack_tokens": 48, "val_fraction": 0.1, "shuffle_buffer": 12, "verify": False}
-    settings |= {key: value for key, value in changes.items() if key not in TRAINER | parts}
+    settings |= {key: value for key, value in changes.items() if key not in TRAINER}
     source = open_source(source) if isinstance(source, str | list) else source
-    prepare = partial(prepare_ttt, ttt_steps=3)
-    data = FeatureData(source=source, prepare=prepare, settings=PackSettings(**settings), **parts)
+    data = FeatureData(source=source, prepare=partial(prepare_ttt, ttt_steps=3), **settings)
     strategy = SimpleNamespace(root_device=torch.device(device))
     data.trainer = SimpleNamespace(**facts, strategy=strategy, fit_loop=SimpleNamespace())  # type: ignore[assignment]
     data.setup("fit")

@@ -15,7 +15,6 @@ from stores import CONF
 from eagle3 import cli
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.commands.train import build_trainer
-from eagle3.data.datamodule import FeatureData
 from eagle3.errors import InputError
 from eagle3.settings.check import check_settings, require_valid
 from eagle3.settings.types import shown
@@ -235,20 +234,6 @@ def test_a_part_derived_from_one_of_ours_takes_the_same_keys(override: str, line
     with pytest.raises(InputError) as refused:
         check_settings(composed("precompute", *derived, override), "precompute")
     assert line in str(refused.value)
-
-
-class OwnData(FeatureData):
-    pass
-
-
-def test_data_derived_from_ours_takes_the_keys_of_conf() -> None:
-    check_settings(composed("train", f"data._target_={__name__}.OwnData"), "train")
-    for wrong, line in (
-        ("+data.pathh=x", "data.pathh is not a key"),
-        ("data.pack_tokens=0", "data.pack_tokens=0 must be 2"),
-    ):
-        with pytest.raises(InputError, match=f"^{line}"):
-            check_settings(composed("train", f"data._target_={__name__}.OwnData", wrong), "train")
 
 
 PARTS = ("optim", "loss", "kernels", "trainer", "callbacks")

@@ -2,7 +2,6 @@
 
 import logging
 from contextlib import nullcontext
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from eagle3.head.build import StartHead
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.registry import kind_named
 from eagle3.head_files.init_from import read_start
-from eagle3.settings.training import DataSettings, PackSettings
 from eagle3.storage.lock import hold
 from eagle3.storage.records import read_sealed_json, write_sealed_json
 from eagle3.training.checkpoint import Origin
@@ -121,12 +119,12 @@ def open_features(config: DictConfig) -> FeatureSource:
 
 
 def build_data(config: DictConfig, source: FeatureSource, head: DraftHead) -> FeatureData:
+    rules = cli.settings(Rules, config.data)
     return cli.build(
         config.data,
-        leave_out=[each.name for each in fields(DataSettings)],
+        leave_out=["path", "source", "cache_dir", "cache_gb", *vars(rules)],
         source=source,
-        rules=cli.settings(Rules, config.data),
-        settings=cli.settings(PackSettings, config.data),
+        rules=rules,
         prepare=partial(kind_named(head.config.KIND).prepare, ttt_steps=config.ttt_steps),
         loss_mask=cli.build(config.loss_mask),
         seed=config.seed,

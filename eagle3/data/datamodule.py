@@ -38,6 +38,7 @@ class FeatureData(lightning.LightningDataModule):
     `setup("fit")` chooses and splits the samples, after which `train_samples`, `val_samples` and `val_fraction` are
     known. Like in Lightning's own examples it may be called before there is a trainer; the trainer's call then verifies
     the shards. `prepare` turns a pack into the training batch of the head, on the CPU, in the reader threads.
+    `settings` are the fields of PackSettings.
 
     Needs `Trainer(reload_dataloaders_every_n_epochs=1)`: each epoch has its own plan.
     """
@@ -54,11 +55,11 @@ class FeatureData(lightning.LightningDataModule):
         rules: Rules | None = None,
         seed: int = 0,
         loss_mask: AllTurns | None = None,
-        settings: PackSettings | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__()
         self.source, self.prepare, self.loss_mask = source, prepare, loss_mask or AllTurns()
-        self.rules, self.seed, self.settings = rules or Rules(), seed, settings or PackSettings()
+        self.rules, self.seed, self.settings = rules or Rules(), seed, PackSettings(**settings)
         self.val_fraction = self.settings.val_fraction
         self.buffer = self.settings.shuffle_buffer if self.settings.order == "streaming" else None
         self.ranges = ThreadPoolExecutor(AHEAD) if self.buffer else None

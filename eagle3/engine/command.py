@@ -31,8 +31,6 @@ def launch_command(
     `flags` are what the caller needs besides; launch.extra_flags override all others."""
     flags = _server_flags(settings, target, revision) | (draft_flags(draft) if draft else {}) | dict(flags or {})
     flags |= _extra_flags(settings, speculative=draft is not None)
-    if settings.check:
-        _require_windowed_attention(flags)
     return [settings.interpreter, "-m", "sglang.launch_server", *words_of(flags)]
 
 
@@ -88,14 +86,14 @@ def _extra_flags(settings: LaunchSettings, *, speculative: bool) -> dict[str, An
     return {name: value for name, value in flags.items() if speculative or not name.startswith("speculative-")}
 
 
-def _require_windowed_attention(flags: Mapping[str, Any]) -> None:
-    """Raise InputError for a draft window with Triton attention, whose draft steps lack it (after the first one)."""
+def require_windowed_attention(settings: LaunchSettings, draft: Draft) -> None:
+    """Raise InputError for a draft window with Triton attention, whose draft steps after the first one lack it."""
+    flags = _extra_flags(settings, speculative=True)
     backends = ("speculative-draft-attention-backend", "decode-attention-backend", "attention-backend")
     backend = next((name for name in backends if flags.get(name)), None)
-    window = flags.get("speculative-draft-window-size")
-    if window and backend and flags[backend] == "triton" and flags["speculative-num-steps"] > 1:
+    if draft.window and backend and flags[backend] == "triton":
         raise InputError(
-            f"draft_window={window}: SGLang 0.5.17 does not start with a window and {backend}=triton; "
+            f"draft_window={draft.window}: SGLang 0.5.17 does not start with a window and {backend}=triton; "
             f"name another backend in launch.extra_flags, or set draft_window=null (launch.check=false tries it)"
         )
 

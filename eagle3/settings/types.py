@@ -182,8 +182,7 @@ def _is_part(value: dict[Any, Any]) -> dict[Any, Any]:
 
 def _require_taken(target: str, keys: dict[Any, Any]) -> None:
     try:
-        made: Any = locate(target)
-        parameters = inspect.signature(made).parameters
+        parameters = inspect.signature(locate(target)).parameters  # type: ignore[arg-type]
     except (ErrorDuringImport, TypeError, ValueError) as error:
         rule = f"names no class or function that can be imported ({first_line(error)})"
         raise fault("_target_", value=target, rule=rule) from None
@@ -191,12 +190,6 @@ def _require_taken(target: str, keys: dict[Any, Any]) -> None:
     rest = [parameter.annotation for parameter in parameters.values() if parameter.kind is parameter.VAR_KEYWORD]
     for schema in get_args(rest[0]) if rest else ():  # **settings: Unpack[schema], inherited from a class of ours
         validated(schema, others)
-    for base in getattr(made, "__mro__", ())[1:]:  # keys of a class of ours that are not its arguments
-        schema = PARTS.get(f"{base.__module__}.{base.__qualname__}")
-        own = {key: value for key, value in keys.items() if schema and key in get_type_hints(schema)}
-        if own.keys() & others.keys():
-            validated(schema, own)
-            others = {key: value for key, value in others.items() if key not in own}
     if others and not rest:
         key, value = next(iter(others.items()))
         raise fault(str(key), value=value, rule=UNKNOWN)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from serving_fixtures import launch_settings
 
-from eagle3.engine.command import launch_command, shell_line
+from eagle3.engine.command import launch_command, require_windowed_attention, shell_line
 from eagle3.engine.draft import Draft, write_adaptive
 from eagle3.errors import InputError
 from eagle3.settings.engine import LaunchSettings
@@ -97,15 +97,13 @@ def test_extra_flags_override_ours_in_either_spelling(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["attention-backend", "speculative_draft_attention_backend"])
 def test_a_window_is_refused_with_attention_that_has_none(tmp_path: Path, backend: str) -> None:
-    settings = launch_settings(tmp_path, extra_flags={backend: "triton"})
+    settings, windowed = launch_settings(tmp_path, extra_flags={backend: "triton"}), Draft(**CHAIN, window=512)
     message = rf"draft_window=512: .* a window and {backend.replace('_', '-')}=triton; name another"
     with pytest.raises(InputError, match=message):
-        command(settings, steps=3, window=512)
-    assert command(settings, steps=1, window=512)["--speculative-draft-window-size"] == ["512"]  # no later draft steps
-    assert "--speculative-draft-window-size" not in command(settings, steps=3)
-    assert command(replace(settings, check=False), steps=3, window=512)
+        require_windowed_attention(settings, windowed)
+    require_windowed_attention(settings, Draft(**CHAIN))
     other = {"attention-backend": "triton", "speculative-draft-attention-backend": "fa3"}
-    assert command(replace(settings, extra_flags=other), steps=3, window=512)
+    require_windowed_attention(replace(settings, extra_flags=other), windowed)
 
 
 @pytest.mark.parametrize("name", ["port", "--host", "api_key", "admin-api-key"])

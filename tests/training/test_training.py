@@ -461,7 +461,7 @@ def test_early_stopping_ends_a_run_that_no_longer_gains(train: Start) -> None:
         ("data.path=null", r"data\.path is not set"),
         ("data.path=[]", r"data\.path=\[\] must have 1 or more entries"),
         ("data.path=/nowhere", r"/nowhere/manifest\.json does not exist; make it with"),
-        ("data.weights=[1,2]", r"data\.weights=\[1\.0, 2\.0\] has 2 weights"),
+        ("data.weights=[1,2]", r"data\.weights=\[1, 2\] has 2 weights"),
         ("data.min_tokens=999", r"\(\d+ by data\.min_tokens=999\); loosen"),
         ("data.pack_tokens=10", r"data\.pack_tokens=10 .* tokens\); set data\.pack_tokens=2\d or more"),
         ("data.val_fraction=0.0", r"data\.val_fraction=0\.0"),

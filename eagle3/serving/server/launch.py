@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.engine.client import KEY, api_key
-from eagle3.engine.command import launch_command, shell_line
+from eagle3.engine.command import launch_command, require_windowed_attention, shell_line
 from eagle3.engine.draft import Draft, require_adaptive
 from eagle3.engine.endpoint import server_information
 from eagle3.engine.process import OPEN_HOSTS, Server, require_free_port
@@ -71,6 +71,7 @@ def prepare(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) 
         return
     find_sglang(settings)
     if draft is not None:
+        require_windowed_attention(settings, draft)
         check_files(draft.head, target, weights=True)
     count_gpus(settings)
 
