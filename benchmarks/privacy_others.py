@@ -83,7 +83,7 @@ def main() -> None:
                 judged[source][f"{kind}, untouched"].append(right)
         if text.kind is None:
             others = {item.entity for item in found} - {"EMAIL_ADDRESS"}
-            judged[text.source]["harmless beside email addresses"].append(not others)
+            judged[text.source]["harmless next to email addresses"].append(not others)
     results = {
         source: {
             kind: measured(each, "passed" if kind.startswith("harmless") else "found")

@@ -21,7 +21,7 @@ LLAMA_8B = HeadConfig(
     vocab_size=128256, draft_vocab_size=32000, rms_norm_eps=1e-5, rope_parameters=ROPE, max_position_embeddings=131072,
     fc_norm=False, norm_output=False,
 )  # fmt: skip
-HEADS = {  # by the target: of the Llama family, but for Qwen's of 14 B and SmolLM's of 135 M
+HEADS = {  # by the target: Llama's, except Qwen's 14 B and SmolLM's 135 M
     "8b": LLAMA_8B,
     "70b": replace(LLAMA_8B, hidden_size=8192, intermediate_size=28672, num_heads=64),
     "14b": replace(LLAMA_8B, hidden_size=5120, intermediate_size=13824, num_heads=40, vocab_size=152064),

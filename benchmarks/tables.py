@@ -157,10 +157,8 @@ def on_public_target(file: str, drafts: str, sampling: str) -> tuple[float, floa
 
 def lm_head_decoded() -> str:
     """What a fixed lm_head adds on the public target's prompts, for each pair of one seed."""
-    seeds, rows = (
-        [seed for seed in result("public_target.json")["seeds"] if "trained_lm_head" in next(iter(seed.values()))],
-        [],
-    )
+    rows = []
+    seeds = [seed for seed in result("public_target.json")["seeds"] if "trained_lm_head" in next(iter(seed.values()))]
     for title, file in PROMPTS.items():
         for sampling in ("greedy", "T = 1"):
             cells = []

@@ -61,6 +61,7 @@ def launch(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *
 def require_head(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) -> None:
     """Raise InputError for what `prepare` finds wrong with a head without SGLang, a GPU or the head's weights."""
     if settings.check and draft is not None:
+        require_windowed_attention(settings, draft)
         check_files(draft.head, target, weights=False)
 
 
@@ -69,9 +70,10 @@ def prepare(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) 
     require_free_port(settings.host, settings.port)
     if not settings.check:
         return
-    find_sglang(settings)
     if draft is not None:
         require_windowed_attention(settings, draft)
+    find_sglang(settings)
+    if draft is not None:
         check_files(draft.head, target, weights=True)
     count_gpus(settings)
 

@@ -90,6 +90,16 @@ def test_dry_run_prints_the_command_of_a_head_reads_no_weights_and_refuses_what_
     assert run(check=False) == command
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_window_that_the_server_would_not_start_with_is_refused(
+    target_files: TargetFiles, head_folder: Path, tmp_path: Path, dry_run: bool
+) -> None:
+    settings = launch_settings(tmp_path, extra_flags={"attention-backend": "triton"})
+    draft = Draft(head=str(head_folder), **CHAIN, window=512)
+    with pytest.raises(InputError, match=r"^draft_window=512: SGLang 0\.5\.17 does not start"):
+        launch(settings, target_files, draft, dry_run=dry_run, folder=tmp_path)
+
+
 def test_a_head_with_errors_is_not_launched_and_dry_run_shows_them_alone(
     tmp_path: Path, exported: Path, target_files: TargetFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
