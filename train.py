@@ -1,7 +1,7 @@
 """Train a draft head on a feature store.
 
 python train.py data.path=DIR/features                                     # minutes on a laptop for a small target
-python train.py data.path=DIR/features trainer=ddp trainer.devices=4
+python train.py experiment=target_8b data.path=DIR/features                # a target of 7 to 9 B, on all GPUs
 python train.py data.path=DIR/features hydra.run.dir=RUN ckpt_path=RUN/checkpoints/last.ckpt    # resume
 python train.py data.path=DIR/features init_from=HEAD                      # start from an exported head, on new traffic
 python train.py 'data.path=[A/features,B/features]'                        # several stores of one target
