@@ -28,7 +28,8 @@ NO_CAPTURE = ((0, 5, 21), (0, 5, 22))
 LOGITS_HOOK = (0, 5, 23)  # from here on the logits processor gets the captured states
 NEWEST = (0, 5, 23)  # the newest that was read
 INSTALL = (
-    "install it there (pip install 'sglang[all]>=0.5.17') or name an environment that has it: launch.python=PYTHON"
+    "install it there or, better, in an environment of its own (pip install 'sglang[all]==0.5.17'), and name that with "
+    "launch.python=PYTHON"
 )
 INSTALL_TO_CAPTURE = (
     "install SGLang 0.5.23 (or 0.5.17 to 0.5.20) in the environment of launch.python, or take features=huggingface"
