@@ -98,8 +98,8 @@ def require_capture(version: str) -> None:
             f"residual stream, and it has no --enable-return-aux-hidden-states yet; {INSTALL_TO_CAPTURE}"
         )
     if numbers(version) > NEWEST:
-        log.warning("features.engine: SGLang %s is newer than 0.5.23, the newest that was tried; if it does not start, "
-                    "or its hidden states are refused, install that", version)  # fmt: skip
+        log.warning("features.engine: SGLang %s is newer than 0.5.23, the newest that was read; if it does not start, "
+                    "or its hidden states are refused, install 0.5.17", version)  # fmt: skip
 
 
 def capture_flags(
