@@ -109,7 +109,7 @@ def best() -> str:
     ratios = [raced(row["batch"])[2]["bf16"] for row in result("race.json")["steps"]]
     ratio = f"**{min(ratios):.2f} to {max(ratios):.2f} x**, by document length"
     rows.append(["training speed, a head for 8 B", ratio, "SpecForge on the same H200"])
-    cells = served_cells("sglang_bench_smollm2_tree.json")
+    cells = served_cells("sglang_bench_smollm2_chain.json")
     for what, key in zip(("time per token", "throughput"), GAINS, strict=True):
         gains = [cells["held_out", load]["speed_ups"]["head"][key]["value"] for load in (1, 16, 64)]
         told = " / ".join(f"{gain:.2f} x" for gain in gains)
@@ -123,7 +123,11 @@ def best() -> str:
     disk = f"{whole['features_bytes'] / conversations * 1e5 / 1e12:.1f} TB"
     cost = f"**{hours:.2f} GPU-hours**, {disk} of disk"
     rows.append(
-        ["100,000 conversations to a head, target of 8 B", cost, f"extrapolated from {conversations:,} on one H100"]
+        [
+            "100,000 conversations to a head, target of 8 B",
+            cost,
+            f"one epoch; extrapolated from {conversations:,} on one H200",
+        ]
     )
     return markdown("what | result | compared with", rows)
 
@@ -193,16 +197,25 @@ def data_curve() -> str:
 
 def served_smollm2() -> str:
     """What SGLang does with the public target's head at the cost of 8.5 billion weights."""
-    chain, tree = (served_cells(f"sglang_bench_smollm2_{drafts}.json") for drafts in ("chain", "tree"))
+    chain, *others = (served_cells(f"sglang_bench_smollm2_{drafts}.json") for drafts in ("chain", "chain_7", "tree"))
     rows = []
-    for key, cell in tree.items():
-        gains = [[with_interval(of[key]["speed_ups"]["head"][what]) for what in GAINS] for of in (tree, chain)]
-        length = f"{cell['sides']['head']['accept_length']:.2f}"
+    for key, cell in chain.items():
+        gains = [[with_interval(of[key]["speed_ups"]["head"][what]) for what in GAINS] for of in (chain, *others)]
+        lengths = " / ".join(f"{of[key]['sides']['head']['accept_length']:.2f}" for of in (chain, *others))
+        told = [" / ".join(gain) for gain in gains[1:]]
         rows.append(
-            [key[0], f"{key[1]}", times(cell, "tpot", ".2f"), *gains[0], times(cell, "ttft", ".0f"), length, *gains[1]]
+            [key[0], f"{key[1]}", times(cell, "tpot", ".2f"), *gains[0], times(cell, "ttft", ".0f"), *told, lengths]
         )
-    titles = ["prompts", "requests", "ms a token", "tree: time", "throughput", "first token, ms", "accept length"]
-    return markdown(" | ".join([*titles, "chain of 3: time", "throughput"]), rows)
+    titles = [
+        "prompts",
+        "requests",
+        "ms a token",
+        "time",
+        "throughput",
+        "first token, ms",
+        "chain of 7: time / throughput",
+    ]
+    return markdown(" | ".join([*titles, "tree: time / throughput", "accept lengths"]), rows)
 
 
 GAINS = ("tpot", "throughput")
@@ -380,16 +393,6 @@ def parity() -> str:
     return markdown(f"{titles} | same answers, bf16 | float32", rows)
 
 
-def bench() -> str:
-    rows = []
-    for (prompts, load), cell in served_cells("sglang_bench/results.json").items():
-        gain, length = cell["speed_ups"]["head"]["tpot"], f"{cell['sides']['head']['accept_length']:.2f}"
-        interval = f"{gain['low']:.2f} to {gain['high']:.2f}"
-        rows.append([prompts, f"{load}", times(cell, "tpot", ".2f"), with_interval(gain), interval, length])
-    columns = "prompts | concurrency | ms a token, plain -> head | speed-up | 95 % interval | accept length"
-    return markdown(columns, rows)
-
-
 def tuned() -> str:
     """Of a tune.json in its format before `tpot`, as loads()."""
     found = result("sglang_tune/tune.json")
@@ -418,24 +421,19 @@ def loads() -> str:
 
 
 def served_ways() -> str:
-    """Chains of 3 on the public target's servers: sampled, with steps by load, and what the overlap scheduler adds."""
-    ways = ("adaptive", "sampled", "no_overlap")
-    greedy, sampled, alone = (served_cells(f"sglang_bench_smollm2_{way}.json") for way in ways)
+    """Chains of 3 on the public target's servers: sampled, and what the overlap scheduler adds to greedy ones."""
+    greedy, sampled, alone = (
+        served_cells(f"sglang_bench_smollm2_{way}.json") for way in ("chain", "sampled", "no_overlap")
+    )
     rows = []
-    for key, cell in greedy.items():
-        gains = [cell["speed_ups"]["head"], cell["speed_ups"]["adaptive"]]
-        lengths = [cell["sides"]["head"]["accept_length"]]
-        overlap = ["", ""]
-        if key in sampled:
-            gains.append(sampled[key]["speed_ups"]["head"])
-            lengths.append(sampled[key]["sides"]["head"]["accept_length"])
-            rates = [[each["sides"][side]["throughput"] for each in (cell, alone[key])] for side in ("plain", "head")]
-            overlap = [f"{on / off - 1:+.0%}".replace("%", " %") for on, off in rates]
-        shown = [with_interval(gain[what]) for gain in gains for what in GAINS]
-        shown += ["", ""] * (3 - len(gains))
-        rows.append([key[0], str(key[1]), *shown, " / ".join(f"{length:.2f}" for length in lengths), *overlap])
-    titles = ["prompts", "requests", "chain of 3: time", "throughput", "adaptive: time", "throughput"]
-    titles += ["T = 0.7: time", "throughput", "accept length, greedy / T = 0.7", "overlap adds: plain", "chain"]
+    for key in sampled:
+        shown = [with_interval(each[key]["speed_ups"]["head"][what]) for each in (greedy, sampled) for what in GAINS]
+        lengths = " / ".join(f"{each[key]['sides']['head']['accept_length']:.2f}" for each in (greedy, sampled))
+        rates = [[each[key]["sides"][side]["throughput"] for each in (greedy, alone)] for side in ("plain", "head")]
+        overlap = [f"{on / off - 1:+.0%}".replace("%", " %") for on, off in rates]
+        rows.append([key[0], str(key[1]), *shown, lengths, *overlap])
+    titles = ["prompts", "requests", "greedy: time", "throughput", "T = 0.7: time", "throughput"]
+    titles += ["accept length, greedy / T = 0.7", "overlap adds: plain", "chain of 3"]
     return markdown(" | ".join(titles), rows)
 
 
@@ -542,7 +540,7 @@ TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
         quickstart, best, public_target, data_curve, served_smollm2, epochs, heads, recipe,
-        recipe_seeds, fixed_lm_head, race, local_read, parity, bench, tuned, loads, served_ways, long_answers, bounds,
+        recipe_seeds, fixed_lm_head, race, local_read, parity, tuned, loads, served_ways, long_answers, bounds,
         long_windows, long_texts, lm_head_decoded,
     )
 } | {

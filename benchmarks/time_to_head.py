@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--conversations", type=int, default=20_000)
     parser.add_argument("--dtype", default="fp8", help="of the features")
+    parser.add_argument("--requests", type=int, default=512, help="that the server of answers decodes at a time")
     parser.add_argument("--gpus", type=int, default=1, help="of answers and features; training takes one")
     parser.add_argument("--launch", type=json.loads, default={}, help="keys of conf/launch, as JSON")
     parser.add_argument("--tiny", action="store_true", help="32 conversations of a tiny target, by Hugging Face")
@@ -72,7 +73,8 @@ def commands(options: argparse.Namespace, target: Path) -> dict[str, list[str]]:
     data = [f"target.path={target.resolve()}", random_weights, f"out_dir={work}/data"]
     given = [f"prompts.path={work}/prompts.jsonl", "prompts.license=MIT", "prompts/privacy=patterns"]
     answer = [f"answers={engine}", f"sampling.max_new_tokens={ANSWER_TOKENS}", "sampling.temperature=0.7"]
-    answer += ["answers.window=8"] if options.tiny else ["answers.in_flight=320"]
+    answer += ["answers.window=8"] if options.tiny else [f"answers.in_flight={options.requests * 5 // 4}"]
+    answer.append(f"launch.max_running_requests={options.requests}")
     return {
         "prompts": ["precompute.py", f"out_dir={work}/data", *given, "stages=[prompts]"],
         "answers": ["precompute.py", *data, *answer, *launch, "stages=[answers]"],

@@ -230,7 +230,7 @@ def race(figure: Figure) -> list[str]:
 
 def speed_up(figure: Figure) -> list[str]:
     """Speed-up over concurrency with its interval, for each prompt set; return the numbers shown."""
-    cells, axes, shown = tables.result("sglang_bench_smollm2_tree.json")["cells"], figure.subplots(), []
+    cells, axes, shown = tables.result("sglang_bench_smollm2_chain.json")["cells"], figure.subplots(), []
     for prompt_set, title, colour in (("held_out", "held-out prompts", OURS), ("mt_bench", "MT-bench", OTHER)):
         of_set = [cell for cell in cells if cell["prompt_set"] == prompt_set]
         gains = [cell["speed_ups"]["head"]["tpot"] for cell in of_set]
@@ -243,17 +243,17 @@ def speed_up(figure: Figure) -> list[str]:
     axes.axhline(1, color=GUIDE, linewidth=0.8, linestyle="--")
     axes.set_xscale("log", base=2)
     axes.set_xticks(places, [str(place) for place in places])
-    axes.set(xlabel="concurrency", ylabel="speed-up, time per output token", ylim=(0, 3.4))
+    axes.set(xlabel="concurrency", ylabel="speed-up, time per output token", ylim=(0, 2.8))
     axes.legend(frameon=False)
     return shown
 
 
 def growth(figure: Figure) -> list[str]:
-    """Tokens a second and GPU memory over hidden size, document length and answer share; return the numbers shown."""
+    """Tokens a second and memory over hidden size, document length, answer share and GPUs; return the numbers shown."""
     found, shown = tables.result("growth.json"), []
-    figure.set_figheight(4.4)
-    panels = figure.subplots(2, len(GROWTH), sharex="col", sharey="row")
-    for (name, (title, ticks)), (rate, memory) in zip(GROWTH.items(), panels.T, strict=True):
+    figure.set_size_inches(9.6, 4.4)
+    panels = figure.subplots(2, len(GROWTH) + 1, sharex="col", sharey="row")
+    for (name, (title, ticks)), (rate, memory) in zip(GROWTH.items(), panels.T[:-1], strict=True):
         rows = found[name]
         places, rates, gigabytes = ([row[key] for row in rows] for key in (name, "tokens_per_s", "peak_gb"))
         alone = [each / row["share_of_ceiling"] for each, row in zip(rates, rows, strict=True)]
@@ -272,6 +272,23 @@ def growth(figure: Figure) -> list[str]:
         rate.minorticks_off()
         memory.set_xticks(ticks, [f"{tick:,}" if tick > 1 else f"{100 * tick:.0f}" for tick in ticks])
         memory.set_xlabel(title)
+    rows = tables.result("growth_gpus.json")["gpus"]
+    places, rates = ([row[key] for row in rows] for key in ("gpus", "tokens_per_s"))
+    several, nothing = panels.T[-1]
+    several.plot(
+        places, [rates[0] * place for place in places], color=GUIDE, linewidth=0.8, linestyle=":", label="linear"
+    )
+    several.plot(places, rates, marker="o", markersize=4, color=OURS)
+    for place, rate in zip(places, rates, strict=True):
+        shown.append(tables.thousands(rate))
+        several.annotate(shown[-1], (place, rate), xytext=(0, -16), textcoords="offset points", ha="center")
+    several.set(xscale="log", yscale="log", xlabel="GPUs")
+    several.minorticks_off()
+    several.set_xticks(places, [str(place) for place in places])
+    several.tick_params(labelbottom=True)
+    several.margins(0.2)
+    several.legend(frameon=False)
+    nothing.set_axis_off()
     panels[0, 0].set_yticks([30_000, 100_000, 300_000], ["30", "100", "300"])
     panels[0, 0].set(ylabel="thousand tokens/s")
     panels[1, 0].set(ylabel="GPU memory, GB", ylim=0)
@@ -280,9 +297,9 @@ def growth(figure: Figure) -> list[str]:
 
 
 GROWTH = {
-    "hidden_size": ("hidden size", (576, 2048, 8192)),
-    "document_tokens": ("tokens of a document", (512, 2048, 32768)),
-    "answer_share": ("answers, % of all tokens", (0.05, 0.1, 0.25, 0.5, 1)),
+    "hidden_size": ("hidden size", (576, 8192)),
+    "document_tokens": ("tokens of a document", (512, 4096, 32768)),
+    "answer_share": ("answers, % of all tokens", (0.05, 0.2, 1)),
 }
 RESULTS: tuple[Callable[[Figure], list[str]], ...] = (heads, race, speed_up, growth)
 

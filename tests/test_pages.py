@@ -202,7 +202,7 @@ def test_the_page_of_files_names_their_fields(tutorial: tuple[Path, list[str]], 
     text = (ROOT / "docs" / "reference" / "files.md").read_text()
     places = {
         "chats.jsonl": readme / "FILE.jsonl",
-        "results.json": ROOT / "benchmarks/results/sglang_bench/results.json",
+        "results.json": ROOT / "benchmarks/results/sglang_bench_smollm2_chain_7.json",
         "tune.json": ROOT / "benchmarks/results/sglang_tune/tune.json",
     }
     checked = 0

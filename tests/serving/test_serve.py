@@ -24,8 +24,10 @@ from eagle3.storage.files import read_json, write_jsonl
 
 
 def test_a_command_in_a_stored_report_composes_today() -> None:
-    command = read_json(ROOT / "benchmarks/results/sglang_bench/results.json", made_by="action=bench")["command"]
-    script, *overrides = shlex.split(command)
+    command = read_json(ROOT / "benchmarks/results/sglang_bench_smollm2_chain_7.json", made_by="action=bench")[
+        "command"
+    ]
+    _, script, *overrides = shlex.split(command)
     config = serve_config(*(override for override in overrides if not override.startswith("hydra.")))
     assert (script, config.action, config.limit) == ("serve.py", "bench", 16)
 
