@@ -39,7 +39,7 @@ from typing import Any, Protocol
 import torch
 import torch._dynamo
 from omegaconf import DictConfig
-from random_head import LLAMA_8B, SMALL, RandomSamples, random_head
+from random_head import LLAMA_8B, SMALL, RandomSamples, random_head, whole_step
 from result import ROOT, write_result
 from step_cost import timed
 from torch import nn
@@ -51,7 +51,7 @@ from eagle3.data.datamodule import FeatureData
 from eagle3.data.plan import PlannedPack, plan_epoch
 from eagle3.features.sample import Sample
 from eagle3.features.split import hash64
-from eagle3.head.batch import TttBatch, ttt_batch
+from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import HeadConfig
 from eagle3.head_files.format import save_head
 from eagle3.storage.files import read_json, write_json
@@ -99,7 +99,7 @@ class Ours:
         )
 
     def batch(self, samples: list[Sample]) -> TttBatch:
-        return ttt_batch(samples, ttt_steps=self.compute.module.ttt_steps).to(device())
+        return whole_step(samples, self.compute.module.ttt_steps).to(device())
 
     def step(self, batch: TttBatch) -> None:
         self.compute(batch)

@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from eagle3.data.pack import pack_samples
 from eagle3.features.sample import Sample
-from eagle3.features.turns import teacher_positions
-from eagle3.head.batch import TttBatch, ttt_batch
+from eagle3.features.turns import anchors_of, teacher_positions
+from eagle3.head.batch import TttBatch, prepare_ttt
 from eagle3.head.draft_head import DraftHead, HeadConfig
 
 ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -43,6 +44,12 @@ def random_head(config: HeadConfig) -> DraftHead:
     return DraftHead(config, torch.arange(config.draft_vocab_size))
 
 
+def whole_step(samples: list[Sample], ttt_steps: int) -> TttBatch:
+    """Return the batch of an optimizer step with these samples."""
+    anchors = sum(len(anchors_of(sample.turns)) for sample in samples)
+    return prepare_ttt(pack_samples(samples, anchors_in_step=anchors, samples_in_step=len(samples)), ttt_steps)
+
+
 class RandomSamples:
     """Samples of tokens of the draft vocabulary alone, so that every answer token is trained."""
 
@@ -70,7 +77,7 @@ class RandomSamples:
         return [self.sample(f"p{number}", each) for number, each in enumerate(turns)]
 
     def pack(self, lengths: list[int], answer_share: float, *, ttt_steps: int) -> TttBatch:
-        return ttt_batch(self.documents(lengths, answer_share), ttt_steps=ttt_steps)
+        return whole_step(self.documents(lengths, answer_share), ttt_steps)
 
     def _features(self, rows: int) -> Tensor:
         start = int(torch.randint(BLOCK_TOKENS, (), generator=self.generator))

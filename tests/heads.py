@@ -1,4 +1,4 @@
-"""Random heads and samples of tiny sizes, in float64 where arithmetic is compared.
+"""Random heads, samples and batches of tiny sizes, in float64 where arithmetic is compared.
 
 Shapes: H 16, 4 query heads and 2 key/value heads of 8 channels, V 50, D 30.
 """
@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from stores import DRAFT_VOCAB, HIDDEN, VOCAB, random_sample
 
+from eagle3.data.pack import pack_samples
 from eagle3.features.sample import Sample
+from eagle3.features.turns import anchors_of
+from eagle3.head.batch import TttBatch, prepare_ttt
 from eagle3.head.draft_head import DraftHead, HeadConfig
 
 EMBEDDING = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(7), dtype=torch.double)
@@ -60,3 +63,16 @@ def ragged_samples() -> list[Sample]:
         [1, 1, 1, 1, 0],
     ]
     return [random_sample(turns, seed=number, sample_id=f"s{number}") for number, turns in enumerate(patterns)]
+
+
+def ttt_batch(
+    samples: list[Sample], *, ttt_steps: int, anchors_in_step: float | None = None, samples_in_step: float | None = None
+) -> TttBatch:
+    """Pack samples and prepare them; by default they are a whole optimizer step."""
+    anchors = sum(len(anchors_of(sample.turns)) for sample in samples)
+    pack = pack_samples(
+        samples,
+        anchors_in_step=anchors if anchors_in_step is None else anchors_in_step,
+        samples_in_step=len(samples) if samples_in_step is None else samples_in_step,
+    )
+    return prepare_ttt(pack, ttt_steps)

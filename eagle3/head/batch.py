@@ -9,9 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from eagle3.data.pack import OnDevice, Pack, pack_samples
-from eagle3.features.sample import Sample
-from eagle3.features.turns import anchors_of
+from eagle3.data.pack import OnDevice, Pack
 from eagle3.head.anchors import anchors_and_steps, pairs_before, runs
 from eagle3.head.segments import Segments, segments_of, turns_of_samples
 
@@ -56,16 +54,3 @@ def prepare_ttt(pack: Pack, ttt_steps: int) -> TttBatch:
         turn_bounds=turn_bounds,
         segments=segments_of(spans, len(anchors), pack.token_bounds[-1]),
     )
-
-
-def ttt_batch(
-    samples: list[Sample], *, ttt_steps: int, anchors_in_step: float | None = None, samples_in_step: float | None = None
-) -> TttBatch:
-    """Pack samples and prepare them; by default they are a whole optimizer step."""
-    anchors = sum(len(anchors_of(sample.turns)) for sample in samples)
-    pack = pack_samples(
-        samples,
-        anchors_in_step=anchors if anchors_in_step is None else anchors_in_step,
-        samples_in_step=len(samples) if samples_in_step is None else samples_in_step,
-    )
-    return prepare_ttt(pack, ttt_steps)

@@ -9,14 +9,14 @@ from functools import partial
 
 import pytest
 import torch
-from heads import ragged_samples
+from heads import ragged_samples, ttt_batch
 from pairs import all_pairs
 from stores import random_sample
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagle3.head.attention import KeysValues, MakeAttention, PaddedAttention
-from eagle3.head.batch import TttBatch, ttt_batch
+from eagle3.head.batch import TttBatch
 from eagle3.head.fast.chain_keys import ChainKeys
 from eagle3.head.fast.flash_attention import FlashAttention
 from eagle3.head.fast.flash_kernels import FlashAttnPackage, TorchFlash, VarlenKernel

@@ -4,13 +4,12 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from heads import EMBEDDING, make_head
+from heads import EMBEDDING, make_head, ttt_batch
 from stores import random_sample
 from torch import Tensor
 from torch.nn import functional
 
 from eagle3.errors import InputError
-from eagle3.head.batch import ttt_batch
 from eagle3.head.draft_head import HeadConfig, RMSNorm
 from eagle3.head.unroll import unroll
 

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples
+from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples, ttt_batch
 from stores import with_last_in_float32
 
 from eagle3.head.anchors import anchors_and_steps
-from eagle3.head.batch import ttt_batch
 from eagle3.head.loss import UnrollLoss, accept_length
 from eagle3.head.unroll import unroll
 from eagle3.target.facts import LogitTransform

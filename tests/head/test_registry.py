@@ -7,14 +7,13 @@ import pytest
 import torch
 from exported_head import FINGERPRINT, TINY, record_of, tiny_target
 from fitted_head import CHAIN, LAYERS, PROMPT, TREE, small_target
-from heads import make_head
+from heads import make_head, ttt_batch
 from stores import random_samples, write_store
 from timed_machine import settings
 from two_layer_head import TwoLayerConfig, TwoLayerHead
 
 from eagle3.decoding.speculate import measure
 from eagle3.errors import InputError
-from eagle3.head.batch import ttt_batch
 from eagle3.head.kernels import KernelPlan
 from eagle3.head.registry import kind_named
 from eagle3.head_files.files import read_files

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target
+from heads import ttt_batch
 
 from eagle3.decoding.speculate import measure, plain_greedy
 from eagle3.features.sample import Sample, positions_with_teacher
-from eagle3.head.batch import ttt_batch
 from eagle3.head.loss import UnrollLoss
 from eagle3.head.simulate_decoding import simulate_rounds
 from eagle3.head.unroll import unroll

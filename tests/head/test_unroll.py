@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples
+from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples, ttt_batch
 from stores import random_sample
 from torch import Tensor
 
 from eagle3.features.sample import Sample
 from eagle3.head.anchors import anchors_and_steps
-from eagle3.head.batch import ttt_batch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.loss import UnrollLoss
 from eagle3.head.unroll import unroll

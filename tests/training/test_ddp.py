@@ -19,6 +19,7 @@ import lightning
 import pytest
 import scripts
 import torch
+from heads import ttt_batch
 from omegaconf import DictConfig, OmegaConf
 from serving_fixtures import free_port
 from stores import random_samples, write_store
@@ -28,7 +29,6 @@ from eagle3.commands.train import build_trainer, build_training
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.pack import Pack
 from eagle3.errors import Interrupted
-from eagle3.head.batch import ttt_batch
 from eagle3.head.loss import UnrollMetrics, accept_length
 from eagle3.head.unroll import unroll
 from eagle3.head_files.format import load_head, save_head

@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples
+from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples, ttt_batch
 from pairs import all_pairs
 from stores import random_sample
 from torch import Tensor
 
-from eagle3.head.batch import TttBatch, ttt_batch
+from eagle3.head.batch import TttBatch
 from eagle3.head.fast.chain_keys import ChainKeys
 from eagle3.head.fast.chunked_loss import ChunkedLoss, plain_loss_and_gradient
 from eagle3.head.fast.elementwise import Elementwise

@@ -15,13 +15,13 @@ import lightning
 import pytest
 import scripts
 import torch
+from heads import ttt_batch
 from omegaconf import DictConfig, OmegaConf
 from stores import IDENTITY, ROOT, random_samples, write_store
 
 from eagle3 import cli
 from eagle3.commands.train import build_loggers, build_training, chosen_precision
 from eagle3.errors import InputError, Interrupted
-from eagle3.head.batch import ttt_batch
 from eagle3.head.divergence import OfLogProbabilities
 from eagle3.head.fast.chunked_loss import ChunkedLoss
 from eagle3.head.fast.fused_layer import FusedLayer

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from divergences import BY_NAME, each_divergence
-from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples
+from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples, ttt_batch
 from pairs import all_pairs
 from stores import random_sample, with_last_in_float32
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from triton_interpreter import needs_triton, run_in_interpreter
 
 from eagle3.head.anchors import pairs_before
-from eagle3.head.batch import TttBatch, ttt_batch
+from eagle3.head.batch import TttBatch
 from eagle3.head.divergence import Divergence
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.chunked_loss import ChunkedLoss, even_chunks, plain_loss_and_gradient

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from heads import EMBEDDING, LLAMA3, TEACHER_HEAD, make_head, ragged_samples
+from heads import EMBEDDING, LLAMA3, TEACHER_HEAD, make_head, ragged_samples, ttt_batch
 from pairs import all_pairs
 from stores import HIDDEN, VOCAB, random_sample, with_last_in_float32
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from eagle3.head.attention import KeysValues, MakeAttention, PaddedAttention
-from eagle3.head.batch import TttBatch, ttt_batch
+from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.flash_kernels import TorchFlash
 from eagle3.head.fast.fused_layer import FusedLayer

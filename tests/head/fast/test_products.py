@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples
+from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples, ttt_batch
 from torch import Tensor
 from triton_interpreter import in_triton
 
-from eagle3.head.batch import ttt_batch
 from eagle3.head.fast.elementwise import Elementwise
 from eagle3.head.fast.products import Float8Products, Products
 from eagle3.head.kernels import kernel_backend
