@@ -8,7 +8,7 @@ A plan is stored as arrays, so that ten million samples are planned in seconds. 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -41,13 +41,7 @@ class EpochPlan(Sequence[PlannedPack]):
     def __len__(self) -> int:
         return len(self.packs)
 
-    @overload
-    def __getitem__(self, place: int) -> PlannedPack: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[PlannedPack]: ...
     def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return [self[number] for number in range(len(self))[place]]
         pack = self.packs[place]
         places = tuple(self.order[self.bounds[pack] : self.bounds[pack + 1]].tolist())
         refs = tuple(self.samples[number] for number in places)
