@@ -1,12 +1,13 @@
 """A pack: whole samples concatenated. head/batch.py derives the training batch from it.
 
-Shapes: N samples, T tokens of the pack, A captured layers, H hidden size, AH = A · H, J positions with a teacher.
+Shapes: N samples, T tokens of the pack, A captured layers, H hidden size, AH = A · H, J positions with a teacher, R
+anchors.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from jaxtyping import Int, Shaped, UInt8
@@ -77,22 +78,16 @@ class Pack(OnDevice):
         )
 
 
-class Batch(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Batch(OnDevice):
     """A training batch, which the reader threads prepare from a pack."""
 
-    @property
-    def pack(self) -> Pack: ...
+    pack: Pack
+    anchors: Int[Tensor, " R"]  # trained positions in the pack, ascending
 
     @property
     def num_anchors(self) -> int:
-        """Number of trained positions, for the rates in the log."""
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Self: ...
-
-    def tensors(self) -> Iterator[Tensor]: ...
-
-
-AnyBatch = TypeVar("AnyBatch", bound=Batch)
+        return len(self.anchors)
 
 
 def pack_samples(samples: list[Sample], *, anchors_in_step: float, samples_in_step: float, pin: bool = False) -> Pack:

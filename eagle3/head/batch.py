@@ -9,27 +9,21 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from eagle3.data.pack import OnDevice, Pack
+from eagle3.data.pack import Batch, Pack
 from eagle3.head.anchors import anchors_and_steps, pairs_before, runs
 from eagle3.head.segments import Segments, segments_of, turns_of_samples
 
 
 @dataclass(frozen=True, kw_only=True)
-class TttBatch(OnDevice):
+class TttBatch(Batch):
     """A pack with its anchors. Counts that would need a host sync on a GPU are made here, on the CPU."""
 
-    pack: Pack
-    anchors: Int[Tensor, " R"]  # ascending positions in the pack
     anchor_steps: Int[Tensor, " R"]  # number of TTT steps that the anchor is trained for
     anchors_of_sample: Int[Tensor, " R"]  # number of anchors of the anchor's sample
     anchor_bounds: tuple[int, ...]  # N + 1: where samples begin and end in R
     pair_bounds: tuple[int, ...]  # R + 1: (step, anchor) pairs of the loss before each teacher, see `pairs_before`
     turn_bounds: tuple[int, ...]  # U + 1: where the consecutive anchors of a turn begin and end in R
     segments: tuple[Segments, ...]  # calls of a flash kernel: each turn's own span, then earlier turns
-
-    @property
-    def num_anchors(self) -> int:
-        return len(self.anchors)
 
 
 def prepare_ttt(pack: Pack, ttt_steps: int) -> TttBatch:
