@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import lightning
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 PATHS = ("best_model_path", "kth_best_model_path")  # in the state of a ModelCheckpoint
 
 
-def ends_step(trainer: lightning.Trainer, batch_idx: int) -> bool:
+def ends_step(trainer: Trainer, batch_idx: int) -> bool:
     """Whether this batch was the last of its optimizer step."""
     return (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
 
 
-def logs_step(trainer: lightning.Trainer, batch_idx: int) -> bool:
+def logs_step(trainer: Trainer, batch_idx: int) -> bool:
     """Whether this batch was the last of an optimizer step that is logged; in others the host never waits for the GPU.
 
     Only for `on_train_batch_end`, when the step is counted."""
@@ -40,7 +40,7 @@ def logs_step(trainer: lightning.Trainer, batch_idx: int) -> bool:
     return bool(every) and ends_step(trainer, batch_idx) and trainer.global_step % every == 0
 
 
-def warn_of_no_validation(trainer: lightning.Trainer) -> None:
+def warn_of_no_validation(trainer: Trainer) -> None:
     """Warn where max_steps or max_epochs end a run before its first validation, unless a callback asks for one."""
     packs, every, epochs = trainer.num_training_batches, trainer.check_val_every_n_epoch or 1, trainer.max_epochs or -1
     first = (trainer.val_check_batch or 0) + (every - 1) * packs
@@ -71,7 +71,7 @@ class BestCheckpoint(ModelCheckpoint):
             state_dict = {**state_dict, **moved, "best_k_models": here, "dirpath": self.dirpath}
         super().load_state_dict(state_dict)
 
-    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         super().on_train_start(trainer, module)
         warn_of_no_validation(trainer)
         folder, beginning = Path(str(self.dirpath)).resolve(), str(self.filename).partition("{")[0]
@@ -107,18 +107,13 @@ class LastCheckpoint(Checkpoint):
         self.stop, self.due_step, self.saved_at = Stop.NO, 0, 0.0
         self.handlers: dict = {}
 
-    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.handlers = {number: signal.signal(number, self._remember) for number in (signal.SIGINT, signal.SIGTERM)}
         self.due_step, self.saved_at = trainer.global_step, time.monotonic()
         skip_sigterm_broadcast(trainer)  # a host sync in every step; ranks agree in _signalled_anywhere instead
 
     def on_train_batch_end(
-        self,
-        trainer: lightning.Trainer,
-        module: lightning.LightningModule,
-        outputs: object,
-        batch: Batch,
-        batch_idx: int,
+        self, trainer: Trainer, module: LightningModule, outputs: object, batch: Batch, batch_idx: int
     ) -> None:
         if not ends_step(trainer, batch_idx):
             return
@@ -128,26 +123,24 @@ class LastCheckpoint(Checkpoint):
         if not validates and not trainer.is_last_batch:
             self._save_if_due(trainer)
 
-    def on_train_epoch_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         self._save_if_due(trainer)
 
     # A signal ends the run only here, after the step that was saved has been logged.
-    def on_train_batch_start(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule, batch: Batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Batch, batch_idx: int) -> None:
         if self.stop is Stop.SAVED:
             raise Interrupted(f"stopped by a signal; resume with ckpt_path={self.path}")
 
-    def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         with unfinished_epoch(trainer):
             trainer.save_checkpoint(self.path)
 
-    def teardown(self, trainer: lightning.Trainer, module: lightning.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         self.handlers = {}
 
-    def _save_if_due(self, trainer: lightning.Trainer) -> None:
+    def _save_if_due(self, trainer: Trainer) -> None:
         step, every = trainer.global_step, self.every_n_steps
         due = bool(every) and step // every > self.due_step // every
         if due:
@@ -160,7 +153,7 @@ class LastCheckpoint(Checkpoint):
             if self.stop is Stop.AGREED:
                 self.stop = Stop.SAVED
 
-    def _signalled_anywhere(self, trainer: lightning.Trainer) -> bool:
+    def _signalled_anywhere(self, trainer: Trainer) -> bool:
         """Ranks save together, but a signal may reach only one; they agree at logging steps, where they wait anyway."""
         signalled = self.stop is Stop.SIGNALLED
         if trainer.world_size == 1:
@@ -205,7 +198,7 @@ class Progress(TQDMProgressBar):
         self.drawn = now if due else self.drawn
         return due
 
-    def get_metrics(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> dict[str, Any]:
+    def get_metrics(self, trainer: Trainer, module: LightningModule) -> dict[str, Any]:
         logged = trainer.callback_metrics
         shown = {name: logged[name].item() for name in self.metrics if name in logged}
         return super().get_metrics(trainer, module) | shown
@@ -214,26 +207,21 @@ class Progress(TQDMProgressBar):
 class Throughput(Callback):
     """Logs anchors (about one per answer token) and tokens per second of all ranks, and this rank's wait for data."""
 
-    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._start(time.perf_counter(), 0.0)
 
-    def on_train_epoch_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._start(time.perf_counter(), 0.0)
 
-    def on_validation_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.paused = time.perf_counter()
 
-    def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         if not trainer.sanity_checking:  # before the first `_start`
             self.started += time.perf_counter() - self.paused
 
     def on_train_batch_end(
-        self,
-        trainer: lightning.Trainer,
-        module: lightning.LightningModule,
-        outputs: object,
-        batch: Batch,
-        batch_idx: int,
+        self, trainer: Trainer, module: LightningModule, outputs: object, batch: Batch, batch_idx: int
     ) -> None:
         self.anchors += batch.num_anchors
         self.tokens += len(batch.pack.input_ids)

@@ -15,8 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning
-from lightning.pytorch.callbacks import Callback
+from lightning import Callback, LightningModule, Trainer
 
 from eagle3.cli import exit_with
 from eagle3.errors import InputError, install_command, require_packages
@@ -50,19 +49,17 @@ class Curves(Callback):
         self.run_dir = Path(run_dir)
         self.can_draw = find_spec("matplotlib") is not None
 
-    def on_fit_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
         if not self.can_draw:
             log.info("%s is not drawn: that needs matplotlib, %s", PICTURE, install_command("bench"))
 
-    def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self._draw(trainer)
 
-    def on_exception(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
         self._draw(trainer)
 
-    def _draw(self, trainer: lightning.Trainer) -> None:
+    def _draw(self, trainer: Trainer) -> None:
         for logger in trainer.loggers:
             logger.save()  # writes the latest rows of metrics.csv
         if self.can_draw and trainer.is_global_zero and (self.run_dir / "metrics.csv").is_file():
