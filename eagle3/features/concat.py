@@ -19,7 +19,7 @@ from eagle3.features.samples import SampleRef, Samples
 from eagle3.features.source import FeatureSource, TargetWeights
 from eagle3.features.store import FeatureStore
 from eagle3.storage.cache import CachedFolder
-from eagle3.storage.files import require_local, sha256_json
+from eagle3.storage.files import sha256_json
 from eagle3.storage.folder import Readable, open_folder
 from eagle3.target.identity import require_same_target
 
@@ -77,7 +77,11 @@ def open_source(path: str | list[str] | None, *, cache_dir: str | None = None, c
     paths = [path] if isinstance(path, str) else path
     folders: list[Readable] = [open_folder(each, setting="data.path") for each in paths]
     if cache_dir is not None:
-        require_local(cache_dir, setting="data.cache_dir")
+        if "://" in cache_dir:  # as a path it would name a folder below the working directory
+            raise InputError(
+                f"data.cache_dir={cache_dir} is a URL, and must be a local folder; only features can be in buckets: "
+                f"features.path, data.path"
+            )
         limit = int(cache_gb * 1e9)
         folders = [CachedFolder(each, Path(cache_dir), limit=limit) if each.remote else each for each in folders]
     stores = [FeatureStore(folder) for folder in folders]

@@ -17,15 +17,6 @@ from eagle3.errors import InputError
 NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}  # exFAT, SMB mounts, gcsfuse
 
 
-def require_local(path: str, *, setting: str) -> None:
-    """Raise InputError for a URL: as a path it would name a folder below the working directory."""
-    if "://" in path:
-        raise InputError(
-            f"{setting}={path} is a URL, and must be a local folder; only features can be in buckets: features.path, "
-            f"data.path"
-        )
-
-
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open `path` for binary writing under a temporary name; it gets its own name only when the block ends well."""

@@ -29,6 +29,11 @@ def test_the_samples_and_numbers_are_those_of_all_stores(two_stores: list[str]) 
     assert torch.equal(joined.target_weights()[1], parts[0].target_weights()[1])
 
 
+def test_a_cache_in_a_bucket_is_refused_with_the_key() -> None:
+    with pytest.raises(InputError, match="s3://bucket/cache is a URL, and must be a local folder"):
+        open_source("DIR/features", cache_dir="s3://bucket/cache")
+
+
 def test_answers_sampled_and_features_computed_in_other_ways_go_together_and_each_is_recorded(tmp_path: Path) -> None:
     dtypes = ("float32", "bfloat16")
     ways = [{"responses": {"seed": seed}, "target_dtype": dtype} for seed, dtype in enumerate(dtypes)]
