@@ -40,7 +40,6 @@ class LoadedHead:
 
     head: DraftHead
     capture_layers: list[int]
-    config: dict[str, Any]
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -86,7 +85,7 @@ def load_head(path: str | Path, *, num_layers: int | None = None, dtype: torch.d
     files = read_files(path)
     head = draft_head(files, dtype)
     layers = files.stated_layers if num_layers is None else files.served_layers(num_layers)
-    return LoadedHead(head, layers, files.config)
+    return LoadedHead(head, layers)
 
 
 def draft_head(files: HeadFiles, dtype: torch.dtype | None) -> DraftHead:
