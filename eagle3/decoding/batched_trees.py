@@ -72,7 +72,8 @@ class BatchedTrees:
             tokens = self.head.draft_ids[best.indices]
             is_own = frontier.is_own[..., None] & (tokens == self.ids[roots + depth + 1, None, None])
             scores.append((frontier.scores[..., None] * best.values).flatten(1))
-            own.append(_index_of(is_own.flatten(1), first=ends[-1]))
+            marks = is_own.flatten(1)  # one candidate at most
+            own.append(torch.where(marks.any(dim=1), ends[-1] + marks.int().argmax(dim=1), NOWHERE))
             ends.append(ends[-1] + scores[-1].shape[1])
             if depth + 1 < steps:
                 frontier = self._next(frontier, roots, tokens, scores[-1], is_own)
@@ -120,11 +121,6 @@ class BatchedTrees:
         """Return the rows visible to a node after `drafted` drafts on its path."""
         before = self.rows < roots[:, None]
         return before if self.window is None else before & (self.rows >= roots[:, None] + drafted - self.window)
-
-
-def _index_of(mark: Bool[Tensor, "P candidates"], *, first: int) -> Int[Tensor, " P"]:
-    """Return the index of the marked candidate, plus `first`; NOWHERE if there is none."""
-    return torch.where(mark.any(dim=1), first + mark.int().argmax(dim=1), NOWHERE)
 
 
 def _places_in_order(scores: Float[Tensor, "P C"], own: Int[Tensor, "P K"], ends: list[int]) -> Int[Tensor, "P J K"]:

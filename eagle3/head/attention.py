@@ -78,7 +78,8 @@ class _PaddedSamples:
         scores = scores.masked_fill(self.future[:, None, None], float("-inf"))
         if chain_scores is not None:
             scores = torch.cat([scores, gathered(chain_scores, self.padded).permute(0, 2, 3, 1, 4)], dim=-1)
-        weights = _softmax(scores).to(self.value.dtype)  # (N, G, P, M, L + S)
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        weights = scores.softmax(-1, dtype=wide).to(self.value.dtype)  # (N, G, P, M, L + S)
         length = self.key.shape[1]
         output = torch.einsum("ngpml,nlgc->nmgpc", weights[..., :length], self.value)
         chain_weights = weights[..., length:].permute(0, 3, 1, 2, 4)
@@ -89,10 +90,6 @@ class _PaddedSamples:
 def gathered(x: Tensor, index: Int[Tensor, "N M"]) -> Tensor:
     """Return x[index]. Its gradient is one kernel on the GPU; that of plain indexing sorts first."""
     return x.index_select(0, index.flatten()).unflatten(0, index.shape)
-
-
-def _softmax(scores: Float[Tensor, "*heads keys"]) -> Float[Tensor, "*heads keys"]:
-    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
 
 
 def _padded_index(bounds: tuple[int, ...], samples: list[int]) -> tuple[Int[Tensor, "N M"], Int[Tensor, " r"]]:
