@@ -79,7 +79,11 @@ class LocalFolder:
         return (self.path / name).stat().st_size
 
     def version(self, name: str) -> str | None:
-        return _version(self.path / name)
+        try:
+            facts = (self.path / name).stat()
+        except FileNotFoundError:
+            return None
+        return f"{facts.st_ino}-{facts.st_size}-{facts.st_mtime_ns}"
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, sha256: str | None = None) -> memoryview:
         if name not in self._mapped:  # two threads may both map a file; the second view stays
@@ -95,7 +99,7 @@ class LocalFolder:
         path = self.path / name
 
         def check() -> None:  # only new files have several writers (lock.py), so nobody comes in between
-            if instead_of not in (WHATEVER, _version(path)):
+            if instead_of not in (WHATEVER, self.version(name)):
                 raise written_by_another(path)
 
         exclusive = instead_of is None
@@ -111,14 +115,6 @@ class LocalFolder:
         # Not Python's mmap, which keeps a file open: a thousand shards are more than a process may. Copy on write:
         # torch warns of tensors in read-only memory, and the file must never change.
         return memoryview(torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy().data)
-
-
-def _version(path: Path) -> str | None:
-    try:
-        facts = path.stat()
-    except FileNotFoundError:
-        return None
-    return f"{facts.st_ino}-{facts.st_size}-{facts.st_mtime_ns}"
 
 
 def open_folder(place: str | Path, *, setting: str) -> Storage:
