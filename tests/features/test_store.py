@@ -54,11 +54,6 @@ def test_a_shard_of_another_store_is_refused(store_path: Path, tmp_path: Path, w
         open_store(store_path)
 
 
-def test_a_folder_that_is_no_store_is_named_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"manifest\.json does not exist; make it with: python precompute\.py"):
-        open_store(tmp_path)
-
-
 def test_a_store_of_another_format_is_refused(store_path: Path) -> None:
     edit_json(store_path / "manifest.json", format_version=99)
     with pytest.raises(InputError, match="format_version=99"):

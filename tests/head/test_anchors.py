@@ -5,7 +5,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from eagle3.features.turns import teacher_positions
 from eagle3.head.anchors import anchors_and_steps, runs
 
 PATTERNS = [
@@ -44,18 +43,6 @@ def by_definition(turns: list[int], ttt_steps: int) -> dict[int, int]:
 def test_anchors_and_their_steps_are_those_of_the_definition(turns: list[int], ttt_steps: int) -> None:
     anchors, steps = anchors_and_steps(torch.tensor(turns), ttt_steps)
     assert dict(zip(anchors.tolist(), steps.tolist(), strict=True)) == by_definition(turns, ttt_steps)
-
-
-@pytest.mark.parametrize("turns", PATTERNS)
-def test_every_step_of_every_anchor_finds_its_teacher_stored(turns: list[int]) -> None:
-    stored = teacher_positions(torch.tensor(turns))
-    anchors, steps = anchors_and_steps(torch.tensor(turns), 7)
-    asked = {
-        anchor + 1 + step
-        for anchor, steps_of_it in zip(anchors.tolist(), steps.tolist(), strict=True)
-        for step in range(steps_of_it)
-    }
-    assert asked <= set(stored.nonzero().squeeze(1).tolist())
 
 
 @pytest.mark.parametrize("turns", PATTERNS)
