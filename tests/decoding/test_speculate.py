@@ -172,19 +172,6 @@ def test_nothing_to_verify_is_refused(target, head):
         _ = measured.accept_length
 
 
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ({"draft_tokens": 9}, "steps=3 topk=1 draft_tokens=9: .*set draft_tokens=4 or null"),
-        ({"topk": 2, "draft_tokens": 12}, "steps=3 topk=2 draft_tokens=12: .*from 2 to 11 tokens"),
-        ({"topk": 1000, "draft_tokens": 9}, "topk=1000: the head can draft no more than its"),
-    ],
-)
-def test_bad_shapes_of_a_draft_name_their_keys(target, head, shape, message):
-    with pytest.raises(InputError, match=message):
-        watched(target, head, steps=3, **shape)
-
-
 def test_a_head_of_another_target_is_refused(head):
     other = make_target(LlamaConfig(**{**SMALL.to_dict(), "hidden_size": 16}))
     with pytest.raises(InputError, match=r"target\.path=random has hidden size 16"):
