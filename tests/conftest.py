@@ -8,18 +8,15 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of commands too: pytest-xdist runs a proc
 
 import shutil
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import heads
 import pytest
 import torch
 from jaxtyping import config as shapes
 from stores import ASSETS, random_samples, write_store
 
-from eagle3.head.draft_head import DraftHead
 from eagle3.progress import LIBRARIES, Bar
 
 # What a shell's background and nohup ignore, commands under test would ignore, too.
@@ -111,11 +108,6 @@ def stored(tiny_path: Path) -> Any:
 def without_weights(tiny_path: Path, tmp_path: Path) -> Path:
     """A copy of its other files."""
     return Path(shutil.copytree(tiny_path, tmp_path / "target", ignore=shutil.ignore_patterns("*.safetensors")))
-
-
-@pytest.fixture
-def make_head() -> Callable[..., DraftHead]:
-    return heads.make_head
 
 
 @pytest.fixture

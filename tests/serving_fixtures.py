@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from protocol_server import ProtocolServer
-from scripts import Script
+from scripts import Script, composed
 
 from eagle3 import cli
 from eagle3.settings.engine import LaunchSettings
@@ -43,8 +42,7 @@ def environment(site: Path, fault: str) -> dict[str, str]:
 
 
 def serve_config(*overrides: str) -> DictConfig:
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        return compose("serve", overrides=[*overrides, "run_dir=."])
+    return composed("serve", *overrides, "run_dir=.")
 
 
 def launch_settings(site: Path, *, fault: str = "", **changes: Any) -> LaunchSettings:

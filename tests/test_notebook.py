@@ -1,18 +1,17 @@
 """docs/start/notebook.ipynb runs from top to bottom, and its calls name the key of a wrong setting."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from heads import make_head
 from stores import ROOT
 
 from eagle3 import notebook
 from eagle3.errors import InputError
-from eagle3.head.draft_head import DraftHead
 from eagle3.notebook import decode, make_store, open_target, train_head
 
 NOTEBOOK = ROOT / "docs" / "start" / "notebook.ipynb"
@@ -66,7 +65,7 @@ def test_a_wrong_setting_names_its_key(call: Any, message: str, tmp_path: Path) 
 
 
 def test_decoding_in_half_precision_leaves_the_trained_head_as_it_is_and_rope_in_float32(
-    make_head: Callable[..., DraftHead], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(notebook, "Speculator", lambda target, head, layers: head)
     monkeypatch.setattr(notebook, "traced", lambda head, prompts, decoding: head)

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from stores import CONF
+from scripts import composed
 
 from eagle3.features.build import feature_settings
 from eagle3.target.stored import stored_target
@@ -29,10 +28,7 @@ def test_a_store_says_in_what_its_target_computes(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], gpu_here: bool, expected: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu_here)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose(
-            "precompute",
-            [f"target.path={tiny_path}", "prompts.path=x", "out_dir=x", "features=huggingface", *overrides],
-        )
+    settings = (f"target.path={tiny_path}", "prompts.path=x", "out_dir=x", "features=huggingface")
+    config = composed("precompute", *settings, *overrides)
     target = stored_target(path=str(tiny_path), revision=None, trust_remote_code=False)
     assert feature_settings(config, target).target_dtype == expected

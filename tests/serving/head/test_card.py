@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from exported_head import FINGERPRINT, LAYERS, record_of
+from heads import make_head
 from huggingface_hub import ModelCard
 
 from eagle3.answers.store import AnswersManifest
@@ -31,7 +32,7 @@ LEDGER = {
 
 
 @pytest.fixture
-def make_files(make_head: Any, tmp_path: Path) -> Callable[..., HeadFiles]:
+def make_files(tmp_path: Path) -> Callable[..., HeadFiles]:
     """Make the files of an exported head, with the options of its config."""
 
     def make(**options: Any) -> HeadFiles:

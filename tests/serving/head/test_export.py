@@ -1,17 +1,16 @@
 """Export: the best Lightning checkpoint of a run becomes a head's folder, whole or not at all."""
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 from exported_head import FINGERPRINT, LAYERS, record_of, save_checkpoint
+from heads import make_head
 from pydantic_core import PydanticSerializationError
 from stores import TARGET_CONFIG
 
 from eagle3.errors import InputError
-from eagle3.head.draft_head import DraftHead
 from eagle3.head_files.format import load_head
 from eagle3.head_files.record import read_record
 from eagle3.serving.head.export import TrainedHead, export_head, find_checkpoint, read_trained, target_settings
@@ -19,7 +18,7 @@ from eagle3.storage.records import write_sealed_json
 
 
 @pytest.fixture
-def trained(make_head: Callable[..., DraftHead], tmp_path: Path) -> TrainedHead:
+def trained(tmp_path: Path) -> TrainedHead:
     head = make_head().float()
     written = TrainedHead(head, record_of(head, FINGERPRINT), replace(TARGET_CONFIG, dtype="bfloat16"))
     return read_trained(save_checkpoint(tmp_path / "run/checkpoints/best-step9-accept2.000.ckpt", written))
