@@ -12,7 +12,6 @@ from exported_head import tiny_chat
 from prompt_stage import messages_of
 
 import eagle3.answers.huggingface
-import eagle3.answers.store
 from eagle3.answers.answerer import Answering
 from eagle3.answers.build import answer_prompts, import_answers, prompt_limit
 from eagle3.answers.dialogue import NO_CONTENT, Dialogue
@@ -430,20 +429,3 @@ def test_missing_prompts_and_answers_without_their_manifest_are_refused(target, 
     (out_dir / "answers/manifest.json").unlink()
     with pytest.raises(InputError, match=r"answers\.jsonl has no manifest\.json .*delete .*/answers and run"):
         run(target, chat, out_dir, temperature=0.1)
-
-
-def test_a_full_disk_is_one_clear_line_and_loses_nothing(target, chat, out_dir, monkeypatch):
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    store_append = AnswerStore.append
-
-    def append(store, finished):
-        monkeypatch.setattr(eagle3.answers.store.os, "fsync", full)
-        store_append(store, finished)
-
-    monkeypatch.setattr(AnswerStore, "append", append)
-    with pytest.raises(InputError, match=r"errors\.jsonl cannot be written \(No space left on device\); make room"):
-        run(target, chat, out_dir)
-    monkeypatch.undo()
-    assert run(target, chat, out_dir).prompts == 7
