@@ -6,7 +6,6 @@ of an optimizer step.
 """
 
 import os
-import signal
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,6 +35,7 @@ from eagle3.serving.head.export import read_trained
 from eagle3.training import callbacks
 from eagle3.training.module import HeadTraining
 from tests.training.test_callbacks import CountPerStep
+from tests.training.test_training import Recorder
 
 pytestmark = pytest.mark.slow
 RANKS, EPOCHS, CLIP = 2, 2, 0.05  # clipped in every step: the norm must be that of the whole batch's gradient
@@ -60,19 +60,6 @@ STRATEGIES = {
     "fsdp": (["trainer=fsdp", "kernels.loss=chunked"], CASES | HALF | MUON | MOVED),
 }
 EXACT = [*((strategy, case) for strategy in STRATEGIES for case in CASES), ("ddp", "muon")]
-
-
-class Recorder(lightning.Callback):
-    """Notes epoch, samples and number of trained rows of every batch of this rank; may interrupt the run."""
-
-    def __init__(self, signal_after: int | None = None) -> None:
-        self.batches: list[tuple[int, tuple[str, ...], int]] = []
-        self.signal_after = signal_after
-
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.batches.append((trainer.current_epoch, batch.pack.sample_ids, batch.num_anchors))
-        if len(self.batches) == self.signal_after:
-            signal.raise_signal(signal.SIGINT)
 
 
 def composed(directory: Path, case: str, *overrides: str) -> DictConfig:

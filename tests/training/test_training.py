@@ -43,14 +43,14 @@ Start = Callable[..., "Run"]
 
 
 class Recorder(lightning.Callback):
-    """Notes the samples of every batch; can send a signal after a number of batches."""
+    """Notes epoch, samples and number of anchors of every batch; can send a signal after a number of batches."""
 
     def __init__(self, signal_after: int | None = None) -> None:
-        self.batches: list[tuple[str, ...]] = []
+        self.batches: list[tuple[int, tuple[str, ...], int]] = []
         self.signal_after = signal_after
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.batches.append(batch.pack.sample_ids)
+        self.batches.append((trainer.current_epoch, batch.pack.sample_ids, batch.num_anchors))
         if len(self.batches) == self.signal_after:
             signal.raise_signal(signal.SIGINT)
 
@@ -288,7 +288,7 @@ def test_an_own_loss_trains_without_a_gradient_of_its_own_and_a_callback_logs_it
 def test_each_epoch_trains_each_sample_once_in_an_order_of_its_own(whole_run: Start) -> None:
     done = whole_run()
     per_epoch = [sorted(ref.entry.id for ref in done.data.train_samples)] * 3
-    seen = [name for batch in done.recorder.batches for name in batch]
+    seen = [name for _, ids, _ in done.recorder.batches for name in ids]
     size = len(per_epoch[0])
     epochs = [seen[start : start + size] for start in range(0, len(seen), size)]
     assert [sorted(epoch) for epoch in epochs] == per_epoch
@@ -340,7 +340,7 @@ def test_resuming_mid_epoch_repeats_nothing_skips_nothing_and_ends_with_the_same
     assert rest.trainer.checkpoint_callback.best_model_score == whole.trainer.checkpoint_callback.best_model_score
 
 
-def assert_continues(rest: Run, whole: Run, before: list[tuple[str, ...]]) -> None:
+def assert_continues(rest: Run, whole: Run, before: list[tuple[int, tuple[str, ...], int]]) -> None:
     """The batches before, those of `rest`, and its numbers are those of a training without a break."""
     assert before + rest.recorder.batches == whole.recorder.batches
     for column in ("train/loss", "val/loss", "val/served_accept_length_3"):
