@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from eagle3.adapters.lightning import reload_train_loader
-from eagle3.data.loader import EpochPart, PackLoader, SideStream
+from eagle3.data.loader import EpochPart, PackLoader, copy_on
 from eagle3.data.mix import Mixture, Rules
 from eagle3.data.pack import Batch, Pack, pack_samples
 from eagle3.data.plan import EpochPlan, PlannedPack, not_taken, plan_epoch
@@ -65,7 +65,7 @@ class FeatureData(lightning.LightningDataModule):
         self.ranges = ThreadPoolExecutor(AHEAD) if self.buffer else None
         self.requests = ThreadPoolExecutor(REQUESTS) if source.remote else None
         self.stream: StreamReader | None = None
-        self.side_stream: SideStream | None = None
+        self.side_stream: torch.cuda.Stream | None = None
         self.mixture: Mixture | None = None
         self.resumed = FROM_THE_START
         self.current: PackLoader | None = None
@@ -82,7 +82,7 @@ class FeatureData(lightning.LightningDataModule):
             if self.settings.verify:
                 self.source.verify(rank=self.trainer.global_rank, world_size=self.trainer.world_size)
             device = self.trainer.strategy.root_device
-            self.side_stream = SideStream(device) if device.type == "cuda" else None
+            self.side_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def train_dataloader(self) -> PackLoader:
         self.current = self._loader(partial(self._part, self._lightning.current_epoch), streams=self.buffer is not None)
@@ -190,7 +190,7 @@ class FeatureData(lightning.LightningDataModule):
             pin=self.side_stream is not None,
         )
         batch = self.prepare(pack)
-        return batch if self.side_stream is None else self.side_stream.copy(batch)
+        return batch if self.side_stream is None else copy_on(self.side_stream, batch)
 
     def _plans(self, samples: Samples, spread: dict[str, int], *, shuffle_seed: int | None) -> list[EpochPlan]:
         pack_tokens = self.settings.pack_tokens

@@ -11,7 +11,7 @@ from itertools import islice
 
 import torch
 
-from eagle3.data.pack import AnyBatch, Batch
+from eagle3.data.pack import Batch
 from eagle3.data.plan import PlannedPack
 
 
@@ -81,15 +81,9 @@ class PackLoader:
         """Do nothing: the data module restores the state. Lightning takes a loader for resumable if it has this."""
 
 
-class SideStream:
-    """Copies packs to a GPU while the GPU computes."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device)
-
-    def copy(self, batch: AnyBatch) -> AnyBatch:
-        """Copy a pack and wait for the copy: the reader thread that calls this waits, the training step does not."""
-        with torch.cuda.stream(self.stream):
-            copied = batch.to(self.stream.device, non_blocking=True)
-        self.stream.synchronize()
-        return copied
+def copy_on(stream: torch.cuda.Stream, batch: Batch) -> Batch:
+    """Copy a batch to a GPU; the reader thread that calls this waits for the copy, the training step does not."""
+    with torch.cuda.stream(stream):
+        copied = batch.to(stream.device, non_blocking=True)
+    stream.synchronize()
+    return copied
