@@ -3,6 +3,9 @@
 import hashlib
 import io
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -83,8 +86,8 @@ class Checkpoint:
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint under a temporary name first, so that a full disk or a kill leaves the previous one intact.
 
-    torch does not verify the checksums of a checkpoint's ZIP archive. So the archive's comment, which is the end of the
-    file, is the sha256 of everything before it, and moves with the file.
+    torch does not verify the checksums of a checkpoint's ZIP archive, which take longest to make, so they are left out.
+    The archive's comment, which is the end of the file, is the sha256 of everything before it, and moves with the file.
 
     `copies` is a bucket or folder to which every checkpoint is written before saving returns.
     """
@@ -100,20 +103,31 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         buffer = io.BytesIO()  # torch hides the error of a full disk
-        torch.save(checkpoint, buffer)
+        with _without_checksums():
+            torch.save(checkpoint, buffer)
         content = buffer.getbuffer()
         content[-2:] = COMMENT_LENGTH.to_bytes(2, "little")  # an archive without a comment ends with its length
-        comment = _comment(content)
-        with atomic_write(Path(path)) as file:
+        with ThreadPoolExecutor(1) as executor, atomic_write(Path(path)) as file:
+            comment = executor.submit(_comment, content)
             file.write(content)
-            file.write(comment)
+            file.write(comment.result())
         if self.copies:
-            write_file(self.copies, Path(path).name, b"".join((content, comment)))
+            write_file(self.copies, Path(path).name, b"".join((content, comment.result())))
 
     def remove_checkpoint(self, path: str | Path) -> None:
         super().remove_checkpoint(path)
         if self.copies:
             self.copies.delete(Path(path).name)
+
+
+@contextmanager
+def _without_checksums() -> Iterator[None]:
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 def _comment(archive: bytes | memoryview) -> bytes:

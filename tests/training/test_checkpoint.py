@@ -54,4 +54,5 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         path.write_bytes(other)
         assert "is damaged, or not a checkpoint of a draft head" in refusal(path)
     AtomicCheckpointIO(copies=None).save_checkpoint({"state_dict": {}}, path)
+    assert torch.serialization.get_crc32_options()  # of what others save in this process
     assert "is a checkpoint of something other than a draft head" in refusal(path)
