@@ -29,7 +29,7 @@ def precompute(config: DictConfig) -> None:
     names = [config.stages] if isinstance(config.stages, str) else config.stages
     stages = [stage for name, stage in STAGES.items() if name in names]
     if any(stage.uses_engine for stage in stages):
-        choose_engine(config)
+        choose_engine(config, names)
     warn_of_unread(config, names, stages)
     check_ahead(config, stages)
     try:
@@ -192,33 +192,34 @@ def check_layers(config: DictConfig, target: "TargetFiles") -> None:
     check_capture_layers(config.features.capture_layers or default_capture_layers(num_layers), num_layers)
 
 
-def choose_engine(config: DictConfig) -> None:
-    """Replace `auto` by SGLang where it and a GPU are available, else by Hugging Face in this process."""
+def choose_engine(config: DictConfig, stages: Sequence[str]) -> None:
+    """Replace `auto` by SGLang where it and a GPU are available, else by Hugging Face; log it for `stages` that run."""
     if config.answers.name == "auto":
-        if sglang_can(config, "answers"):
+        if sglang_can(config, "answers", stages):
             config.answers.name = "sglang"
         else:
             config.answers = OmegaConf.load(Path(cli.CONF) / "answers/huggingface.yaml")
     engine = config.features.engine
-    if engine is not None and not engine.required and not sglang_can(config, "features"):
+    if engine is not None and not engine.required and not sglang_can(config, "features", stages):
         config.features.engine = None
 
 
-def sglang_can(config: DictConfig, what: str) -> bool:
-    """Say, also in the log, whether launch.python has a GPU and an SGLang that makes answers or features."""
+def sglang_can(config: DictConfig, what: str, stages: Sequence[str]) -> bool:
+    """Return whether launch.python has a GPU and an SGLang that makes `what`: answers or features."""
     from eagle3.engine.versions import count_gpus, find_sglang, require_capture
     from eagle3.settings.engine import LaunchSettings
 
     settings = cli.settings(LaunchSettings, config.launch)
+    tell = log.info if what in stages else log.debug
     try:
         version = find_sglang(settings)
         count_gpus(settings)
         if what == "features":
             require_capture(version)
     except InputError as obstacle:
-        log.info("%s by Hugging Face in this process: %s", what, obstacle)
+        tell("%s by Hugging Face in this process: %s", what, obstacle)
         return False
-    log.info("%s by SGLang, which %s has, and a GPU", what, settings.interpreter)
+    tell("%s by SGLang, which %s has, and a GPU", what, settings.interpreter)
     return True
 
 
