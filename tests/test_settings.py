@@ -182,6 +182,7 @@ def test_every_key_takes_any_value_or_is_named_in_one_line(number: int, value: A
         ("serve action=compare", "compare.shapes=[{steps:3,topk:1,draft_tokens:9}]", "set draft_tokens=4 or null"),
         ("serve action=compare", "compare.positions=[2,1]", "compare.positions=[2, 1] must rise"),
         ("serve action=decode", "topk=4", "steps=3 topk=4 draft_tokens=None: such a tree"),
+        ("serve action=decode topk=2", "draft_tokens=12", "from 2 to 11 tokens"),
         ("serve action=compare", "heads=[]", "heads=[] must have 1 or more entries"),
         ("serve action=launch", "launch.env={TOKEN:[s3cret]}", "launch.env.TOKEN=… must be a text or a number"),
         ("serve action=bench", "bench.sampling={ignore_eos:true}", "bench.sampling.ignore_eos=true would measure"),

@@ -31,9 +31,7 @@ INSTALL = (
     "install it there or, better, in an environment of its own (pip install 'sglang[all]==0.5.17'), and name that with "
     "launch.python=PYTHON"
 )
-INSTALL_TO_CAPTURE = (
-    "install SGLang 0.5.23 (or 0.5.17 to 0.5.20) in the environment of launch.python, or take features=huggingface"
-)
+INSTALL_TO_CAPTURE = "install SGLang 0.5.17 in the environment of launch.python, or take features=huggingface"
 
 # Neither imports sglang: that takes half a minute, and the log of a failed start says what is wrong with it.
 PROBE = """
