@@ -123,7 +123,7 @@ def test_states_of_another_layer_are_found_before_a_sample_is_written(run: Run, 
 
 
 def test_a_version_that_hides_the_states_is_refused_before_a_server_starts(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot be captured in SGLang 0\.5\.21: .*; install SGLang 0\.5\.23"):
+    with pytest.raises(InputError, match=r"cannot be captured in SGLang 0\.5\.21: .*; install SGLang 0\.5\.17"):
         run("served", version="0.5.21")
     assert not (tmp_path / "logs").exists() and [*(tmp_path / "memory").iterdir()] == []
 
