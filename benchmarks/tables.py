@@ -122,13 +122,8 @@ def best() -> str:
     conversations, hours = whole["conversations"], whole["for_100000"]["gpu_hours"]
     disk = f"{whole['features_bytes'] / conversations * 1e5 / 1e12:.1f} TB"
     cost = f"**{hours:.2f} GPU-hours**, {disk} of disk"
-    rows.append(
-        [
-            "100,000 conversations to a head, target of 8 B",
-            cost,
-            f"one epoch; extrapolated from {conversations:,} on one H200",
-        ]
-    )
+    extrapolated = f"one epoch; extrapolated from {conversations:,} on one H200"
+    rows.append(["100,000 conversations to a head, target of 8 B", cost, extrapolated])
     return markdown("what | result | compared with", rows)
 
 
@@ -206,16 +201,8 @@ def served_smollm2() -> str:
         rows.append(
             [key[0], f"{key[1]}", times(cell, "tpot", ".2f"), *gains[0], times(cell, "ttft", ".0f"), *told, lengths]
         )
-    titles = [
-        "prompts",
-        "requests",
-        "ms a token",
-        "time",
-        "throughput",
-        "first token, ms",
-        "chain of 7: time / throughput",
-    ]
-    return markdown(" | ".join([*titles, "tree: time / throughput", "accept lengths"]), rows)
+    titles = "prompts | requests | ms a token | time | throughput | first token, ms | chain of 7: time / throughput"
+    return markdown(f"{titles} | tree: time / throughput | accept lengths", rows)
 
 
 GAINS = ("tpot", "throughput")

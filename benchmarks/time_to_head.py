@@ -73,8 +73,8 @@ def commands(options: argparse.Namespace, target: Path) -> dict[str, list[str]]:
     data = [f"target.path={target.resolve()}", random_weights, f"out_dir={work}/data"]
     given = [f"prompts.path={work}/prompts.jsonl", "prompts.license=MIT", "prompts/privacy=patterns"]
     answer = [f"answers={engine}", f"sampling.max_new_tokens={ANSWER_TOKENS}", "sampling.temperature=0.7"]
-    answer += ["answers.window=8"] if options.tiny else [f"answers.in_flight={options.requests * 5 // 4}"]
-    answer.append(f"launch.max_running_requests={options.requests}")
+    at_a_time = [f"answers.in_flight={options.requests * 5 // 4}", f"launch.max_running_requests={options.requests}"]
+    answer += ["answers.window=8"] if options.tiny else at_a_time
     return {
         "prompts": ["precompute.py", f"out_dir={work}/data", *given, "stages=[prompts]"],
         "answers": ["precompute.py", *data, *answer, *launch, "stages=[answers]"],

@@ -86,9 +86,8 @@ class Checkpoint:
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint under a temporary name first, so that a full disk or a kill leaves the previous one intact.
 
-    torch does not verify the checksums of a checkpoint's ZIP archive, which take longest to make, so they are left out:
-    `unzip -t` and Python's zipfile report wrong ones.
-    The archive's comment, which is the end of the file, is the sha256 of everything before it, and moves with the file.
+    torch does not verify the checksums of a checkpoint's ZIP archive. They take the most time and are left out, so
+    `unzip -t` reports errors. Instead, the archive's comment, the end of the file, is the sha256 of what comes before.
 
     `copies` is a bucket or folder to which every checkpoint is written before saving returns.
     """
