@@ -1,5 +1,7 @@
 """SpecForge's training and ours on one machine: the rate of a step, or the GPU-seconds until heads accept as much.
 
+The rate of a step is also that of speculators, where that package is installed.
+
     git -C SPECFORGE archive HEAD specforge | tar x -C TREE && git -C SPECFORGE rev-parse HEAD > TREE/COMMIT
     python benchmarks/race.py --specforge TREE --folder DIR --out benchmarks/results/race.json         # times steps
     python benchmarks/race.py --specforge TREE --folder DIR --out benchmarks/results/race_heads.json \\
@@ -7,8 +9,9 @@
     python benchmarks/race.py --specforge TREE --folder DIR --out /tmp/race.json --small        # also on the CPU
 
 The step: forward, backward, clipping and optimizer on documents of random numbers, with a head of Llama-3.1-8B's shape,
-K = 7, D = 32,000. Tokens are those of the documents. SpecForge goes in each layout (race_specforge.py), the fastest
-counts.
+K = 7, D = 32,000, and on one batch of SpecForge's published shape, whose target has V = 32,000. Tokens are those of the
+documents. SpecForge runs in each layout (race_specforge.py), the fastest counts. It trains the lm_head, with AdamW;
+speculators keeps it fixed and takes Muon, as train.py does by default. Ours runs both ways.
 
 The heads: EAGLE-3 of one shape and draft vocabulary, on the same samples in the same packs and order, each by its own
 recipe: SpecForge's optimizer with each of --lr, ours that of train.py's defaults. GPU-seconds are those of the steps.
@@ -32,7 +35,9 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -71,7 +76,14 @@ LAYOUTS = {  # of SpecForge
     "alone": {"layout": "alone", "compact_teacher": False},
 }
 TRAINED = "model.train_lm_head=true"  # as SpecForge does
-OURS: dict[str, list[str]] = {"bf16": [TRAINED], "fp8": [TRAINED, "kernels.fp8=true"]}
+FP8 = "kernels.fp8=true"
+LIKE_SPECFORGE = [TRAINED, "optim=adamw"]
+OURS = {"bf16, as SpecForge": LIKE_SPECFORGE, "fp8, as SpecForge": [*LIKE_SPECFORGE, FP8], "bf16": [], "fp8": [FP8]}
+LIKE_PEER = {  # ways that train the same parameters with the same kind of optimizer
+    "SpecForge": ["bf16, as SpecForge", "fp8, as SpecForge"],
+    "speculators": ["bf16", "fp8"],
+}
+PUBLISHED_VOCAB = 32000  # V of SpecForge's own measurement
 LAYERS = [2, 16, 29]  # of a head of random numbers
 GOAL = "all, chain of 7, greedy"
 PLAIN_HEAD = ["model=eagle3", "model.intermediate_size=null", TRAINED]  # what SpecForge trains
@@ -149,7 +161,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return for each batch what every contestant needs, and how many times the best SpecForge's rate ours are."""
+    """Return for each batch what every contestant needs, and how many times the others' rate ours are."""
     batches = SMALL_BATCHES if options.small else BATCHES
     several = [name for name, (lengths, _) in batches.items() if len(lengths) > 1]
     ways: dict[str, dict[str, Any]] = {}
@@ -157,23 +169,46 @@ def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
         ways[way] = {"batches": list(batches), "overrides": overrides}
     for way, layout in LAYOUTS.items():
         ways[f"SpecForge, {way}"] = {"batches": list(batches) if layout["layout"] == "joined" else several, **layout}
+    if find_spec("speculators"):
+        ways["speculators"] = {"batches": list(batches), "layout": "speculators"}
     if not on_gpu():  # neither runs there
-        ways = {way: own for way, own in ways.items() if way != "fp8" and own.get("layout") != "joined"}
-    found = {way: worked(options, f"step {way}", {**own, "small": options.small}) or {} for way, own in ways.items()}
-    rows = []
-    for name in batches:
-        costs = {way: found[way][name] for way in ways if found[way].get(name)}
-        theirs = [cost["tokens_per_s"] for way, cost in costs.items() if way not in OURS]
-        ratios = {way: costs[way]["tokens_per_s"] / max(theirs) for way in OURS if theirs and way in costs}
-        rows.append({"batch": name, "costs": costs, "over_fastest_specforge": ratios})
+        ways = {way: own for way, own in ways.items() if "fp8" not in way and own.get("layout") != "joined"}
+    rows = [*compared_rates(options, ways, list(batches), None)]
+    if on_gpu() and not options.small:
+        joined = [way for way, own in ways.items() if own.get("layout") == "joined"]  # as its own measurement
+        published = {way: {**ways[way], "batches": several} for way in [*LIKE_PEER["SpecForge"], *joined]}
+        rows += compared_rates(options, published, several, PUBLISHED_VOCAB)
     return rows
+
+
+def compared_rates(
+    options: argparse.Namespace, ways: dict[str, dict[str, Any]], batches: list[str], vocab: int | None
+) -> Iterator[dict[str, Any]]:
+    """Time all ways with the vocabulary of a target (None: Llama-3.1-8B's); a row for each batch."""
+    found = {}
+    for way, own in ways.items():
+        name = f"step {way}" if vocab is None else f"step {way}, V {vocab}"
+        found[way] = worked(options, name, {**own, "small": options.small, "vocab": vocab}) or {}
+    for batch in batches:
+        costs = {way: found[way][batch] for way in ways if found[way].get(batch)}
+        yield {"batch": batch, "target_vocab": vocab or LLAMA_8B.vocab_size, "costs": costs, "over": over_peers(costs)}
+
+
+def over_peers(costs: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return our rates as multiples of each peer's fastest."""
+    rates = {way: cost["tokens_per_s"] for way, cost in costs.items()}
+    over: dict[str, dict[str, float]] = {}
+    for peer, ours in LIKE_PEER.items():
+        theirs = [rate for way, rate in rates.items() if way.startswith(peer)]
+        over[peer] = {way: rates[way] / max(theirs) for way in ours if theirs and way in rates}
+    return over
 
 
 def time_steps(given: dict[str, Any]) -> dict[str, Any]:
     """Return what one contestant needs for each batch; nothing where it does not fit into the GPU's memory."""
     config = training_config(given.get("overrides", []))
     torch.set_float32_matmul_precision(config.matmul_precision)
-    shape = SMALL if given["small"] else LLAMA_8B
+    shape = SMALL if given["small"] else replace(LLAMA_8B, vocab_size=given["vocab"] or LLAMA_8B.vocab_size)
     contestant = of_random_numbers(given, config, shape)
     batches = SMALL_BATCHES if given["small"] else BATCHES
     costs = {name: partial(step_cost, contestant, shape, *batches[name]) for name in given["batches"]}
@@ -185,10 +220,14 @@ def of_random_numbers(given: dict[str, Any], config: DictConfig, shape: HeadConf
     if "layout" not in given:
         clip = config.trainer.gradient_clip_val
         return Ours(random_step(shape, config), clip, total_steps=total, capture_layers=LAYERS)
+    if given["layout"] == "speculators":
+        from race_speculators import of_random_target
+
+        return of_random_target(random_head(shape), LAYERS, config, total)
     from race_specforge import SpecForge
 
     target = torch.randn(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16, device=device())
-    target[shape.draft_vocab_size :] /= 2  # no teacher's first choice: else most rows would carry no loss
+    target[shape.draft_vocab_size :] /= 2  # no teacher's first choice: otherwise most rows have no loss
     return SpecForge(
         random_head(shape), target, target, capture_layers=LAYERS, ttt_steps=config.ttt_steps, total_steps=total,
         lr=1e-4, layout=given["layout"], compact_teacher=given["compact_teacher"], row_tokens=None, device=device(),

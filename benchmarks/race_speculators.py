@@ -21,6 +21,7 @@ Shapes: T tokens of a sample, J of them with a teacher, A captured layers, H hid
 import argparse
 import json
 import logging
+import tempfile
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +32,7 @@ import torch._dynamo
 from omegaconf import DictConfig
 from race import PLAIN_HEAD, planned, trained
 from result import write_result
+from safetensors.torch import save_file
 from speculators.models.eagle3 import Eagle3DraftModel, shift_batch
 from speculators.train.cli import create_transformer_layer_config
 from speculators.train.config import TrainConfig
@@ -38,6 +40,7 @@ from speculators.train.data import CollateFn
 from speculators.train.trainer import Trainer, TrainerConfig
 from torch import Tensor, nn
 from train_step import device, on_gpu, training_config
+from transformers import LlamaConfig
 
 from eagle3 import cli
 from eagle3.commands.train import build_training
@@ -71,8 +74,8 @@ class Speculators:
     """Its EAGLE-3 model and training for a target, with the sizes and draft vocabulary of `head`."""
 
     def __init__(
-        self, head: DraftHead, target: Path, capture_layers: list[int], settings: TrainConfig, *, row_tokens: int,
-        total_steps: int,
+        self, head: DraftHead, target: Path, capture_layers: list[int], settings: TrainConfig, *,
+        row_tokens: int | None, total_steps: int,
     ) -> None:  # fmt: skip
         self.head, self.capture_layers, self.total_steps = head.config, capture_layers, total_steps
         self.draft_ids = head.draft_ids.cpu()
@@ -95,9 +98,7 @@ class Speculators:
         self.model.verifier_norm = nn.Identity()  # the store's states are behind it
         self.model.to(device()).train()
         self.dtype = getattr(torch, self.settings["hidden_states_dtype"]) if on_gpu() else torch.float32
-        self.collate = CollateFn(
-            -(-row_tokens // BLOCK) * BLOCK, head.config.hidden_size, len(capture_layers), self.dtype, shift_batch
-        )
+        self.row_tokens = row_tokens  # rows are filled up to so many, as its loader does; None: to whole blocks
         self.arguments, _ = Eagle3DraftModel.get_trainer_kwargs(**self.settings)
 
     def begin(self) -> None:
@@ -128,7 +129,8 @@ class Speculators:
             dict(zip(columns, row, strict=True)) | {"lengths": torch.tensor([length])}
             for row, length in zip(rows, lengths, strict=True)
         ]
-        collated = self.collate(parts)
+        row = -(-(self.row_tokens or sum(lengths)) // BLOCK) * BLOCK
+        collated = CollateFn(row, self.head.hidden_size, len(self.capture_layers), self.dtype, shift_batch)(parts)
         return {name: value.to(device()) for name, value in collated.items() if isinstance(value, Tensor)}
 
     def loss(self, batch: dict[str, Any]) -> Tensor:
@@ -162,9 +164,7 @@ def main() -> None:
     options = parsed()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1 if on_gpu() else 2)  # packs are made of small tensors, as in race.py
-    torch._dynamo.config.recompile_limit = 64  # so that no frame falls back to eager silently
-    torch._dynamo.config.disable = not on_gpu()
-    separate_autotuned_lists()
+    prepare_compiler()
     config = training_config(
         ["run_dir=.", *PLAIN_HEAD, f"data.path={options.store.resolve()}", "data.verify=false",
          f"trainer.max_epochs={options.epochs}", *options.overrides]
@@ -175,7 +175,8 @@ def main() -> None:
     torch.manual_seed(config.seed)
     row_tokens = max(data.settings.pack_tokens, int(data.train_samples.tokens.max()))
     contestant = Speculators(
-        module.head, options.target.resolve(), data.source.made_from.capture_layers, settings_of(options, config),
+        module.head, options.target.resolve(), data.source.made_from.capture_layers,
+        settings_of(options.lr, options.epochs, config),
         row_tokens=row_tokens, total_steps=sum(map(len, plans)),
     )  # fmt: skip
     first = {name: tensor.clone() for name, tensor in contestant.model.state_dict().items()}
@@ -218,15 +219,39 @@ def parsed() -> argparse.Namespace:
     return options
 
 
-def settings_of(options: argparse.Namespace, config: DictConfig) -> TrainConfig:
+def settings_of(lr: float, epochs: int, config: DictConfig) -> TrainConfig:
     """Return its settings for this run: its defaults but for what is listed at the top."""
     loss, attention = ("fused", "simple_flex_attention") if on_gpu() else ("eager", "sdpa")
     plain = {"norm_before_residual": False, "norm_before_fc": False, "norm_output": False}
     return TrainConfig(
-        speculator_type="eagle3", seed=config.seed, optimizer={"lr": options.lr}, trainer={"epochs": options.epochs},
+        speculator_type="eagle3", seed=config.seed, optimizer={"lr": lr}, trainer={"epochs": epochs},
         draft={"full_attention_indices": [0], "draft_attn_impl": attention, **plain},
         loss={"ttt_steps": config.ttt_steps, "loss_implementation": loss},
     )  # fmt: skip
+
+
+def of_random_target(head: DraftHead, capture_layers: list[int], config: DictConfig, total_steps: int) -> Speculators:
+    """Return what race.py times: a target of the head's sizes, whose embedding and lm_head are random numbers."""
+    prepare_compiler()
+    shape = head.config
+    with tempfile.TemporaryDirectory() as folder:
+        LlamaConfig(
+            hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size, num_hidden_layers=32,
+            num_attention_heads=shape.num_heads, num_key_value_heads=shape.num_kv_heads, head_dim=shape.head_dim,
+            vocab_size=shape.vocab_size, rms_norm_eps=shape.rms_norm_eps, rope_parameters=dict(shape.rope_parameters),
+            max_position_embeddings=shape.max_position_embeddings, dtype=torch.bfloat16,
+        ).save_pretrained(folder)  # fmt: skip
+        rows = torch.randn(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16)
+        rows[shape.draft_vocab_size :] /= 2  # no teacher's first choice, as for SpecForge
+        names = ("model.embed_tokens.weight", "lm_head.weight")
+        tensors = {name: rows.clone() for name in names} | {"model.norm.weight": torch.ones(shape.hidden_size)}
+        save_file(tensors, f"{folder}/model.safetensors")
+        settings = settings_of(1e-3, 1, config)
+        found = Speculators(
+            head, Path(folder), capture_layers, settings, row_tokens=None, total_steps=total_steps
+        )  # fmt: skip
+    found.begin()
+    return found
 
 
 def require_same_sizes(shape: Any, head: HeadConfig) -> None:
@@ -241,6 +266,12 @@ def require_same_sizes(shape: Any, head: HeadConfig) -> None:
     expected = {name: head.rope_parameters.get(name) for name in rope}
     if differing or rope != expected:
         raise SystemExit(f"its head has other sizes than ours: {differing}, RoPE {rope} and {expected}")
+
+
+def prepare_compiler() -> None:
+    torch._dynamo.config.recompile_limit = 64  # so that no frame falls back to eager silently
+    torch._dynamo.config.disable = not on_gpu()
+    separate_autotuned_lists()
 
 
 def separate_autotuned_lists() -> None:

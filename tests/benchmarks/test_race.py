@@ -7,7 +7,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
 
 
 def test_our_steps_are_timed() -> None:
-    found = time_steps({"batches": list(SMALL_BATCHES), "small": True, "overrides": ["ttt_steps=2"]})
+    found = time_steps({"batches": list(SMALL_BATCHES), "small": True, "vocab": None, "overrides": ["ttt_steps=2"]})
     assert list(found) == list(SMALL_BATCHES)
     assert all(cost["tokens_per_s"] > 0 and cost["slowest_ms"] >= cost["step_ms"] for cost in found.values())
 
