@@ -106,9 +106,12 @@ def best() -> str:
     rows.append(["the same with a fixed `lm_head`, as by default, on answers generated again", *told])
     share = f"**{heads['share_of_specforge']['ours, recipe']:.2f} x** at most"
     rows.append(["training time to SpecForge's accept length (chains of 7)", share, "SpecForge on the same H100"])
-    ratios = [raced(row["batch"])[2]["bf16"] for row in result("race.json")["steps"]]
-    ratio = f"**{min(ratios):.2f} to {max(ratios):.2f} x**, by document length"
-    rows.append(["training speed, a head for 8 B", ratio, "SpecForge on the same H200"])
+    over = {
+        peer: [row["over"][peer][bf16] for row in raced() if row["over"][peer]] for peer, (bf16, _) in RACED.items()
+    }
+    told = " and ".join(f"**{min(ratios):.2f} to {max(ratios):.2f} x**" for ratios in over.values())
+    peers = f"{' and '.join(over)} on the same H200, with each one's optimizer"
+    rows.append(["training speed, a head for 8 B", f"{told}, by document length", peers])
     cells = served_cells("sglang_bench_smollm2_chain.json")
     for what, key in zip(("time per token", "throughput"), GAINS, strict=True):
         gains = [cells["held_out", load]["speed_ups"]["head"][key]["value"] for load in (1, 16, 64)]
@@ -274,23 +277,43 @@ DRAFTS = ("chain of 3", "chain of 7", "tree 5/4/16")
 PROMPTS = {"400 held out": "heldout", "GSM8K": "gsm8k", "HumanEval": "humaneval", "MT-bench": "mt_bench"}
 
 
-def raced(batch: str) -> tuple[dict[str, float], float, dict[str, float]]:
-    """Return tokens a second of our ways and of SpecForge's fastest layout, and our ratios to it."""
-    row = next(row for row in result("race.json")["steps"] if row["batch"] == batch)
-    rates = {way: cost["tokens_per_s"] for way, cost in row["costs"].items()}
-    ratios = row["over_fastest_specforge"]
-    return {way: rates[way] for way in ratios}, max(rates[way] for way in rates if way not in ratios), ratios
+RACED = {"SpecForge": ("bf16, as SpecForge", "fp8, as SpecForge"), "speculators": ("bf16", "fp8")}
 
 
-def race() -> str:
+def raced() -> list[dict[str, Any]]:
+    """Return the batches at Llama-3.1-8B's vocabulary, then those at SpecForge's published one."""
+    return list(result("race.json")["steps"])
+
+
+def fastest(row: dict[str, Any], peer: str) -> dict[str, Any]:
+    """Return what a peer's fastest way needs for a batch."""
+    costs = [cost for way, cost in row["costs"].items() if way.startswith(peer)]
+    return dict(max(costs, key=lambda cost: cost["tokens_per_s"]))
+
+
+def race(peer: str) -> str:
     rows = []
-    for row in result("race.json")["steps"]:
-        ours, theirs, ratios = raced(row["batch"])
-        memory = {way: cost["peak_gb"] for way, cost in row["costs"].items()}
-        other = next(way for way in memory if row["costs"][way]["tokens_per_s"] == theirs)
-        cells = [f"**{thousands(rate)}**, {memory[way]:.1f} GB ({ratios[way]:.2f} x)" for way, rate in ours.items()]
-        rows.append([row["batch"], f"{thousands(theirs)}, {memory[other]:.1f} GB", *cells])
-    return markdown("documents of a batch | SpecForge | eagle3, bf16 | `kernels.fp8=true`", rows)
+    for row in raced():
+        if row["over"][peer]:
+            costs = [fastest(row, peer), *(row["costs"][way] for way in RACED[peer])]
+            cells = [f"{thousands(cost['tokens_per_s'])}, {cost['peak_gb']:.1f} GB" for cost in costs]
+            cells[1:] = [
+                f"{cell} (**{row['over'][peer][way]:.2f} x**)" for cell, way in zip(cells[1:], RACED[peer], strict=True)
+            ]
+            rows.append([row["batch"], thousands(row["target_vocab"]), *cells])
+    return markdown(f"documents of a batch | target vocabulary | {peer} | eagle3, bf16 | `kernels.fp8=true`", rows)
+
+
+def attention() -> str:
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in result("attention.json")["rows"]:
+        if row["channels"] == 128:
+            found.setdefault(row["case"], {}).setdefault(row["kernel"], []).append(f"{row['ms']:.2f}")
+    rows = [[case, *(" + ".join(kernels[name]) for name in KERNELS)] for case, kernels in found.items()]
+    return markdown("rows | " + " | ".join(KERNELS.values()), rows)
+
+
+KERNELS = {"torch_flash": "PyTorch's copy, ms", "flash_attn": "flash-attn 2.8.3, ms", "triton": "ours, ms"}
 
 
 def heads() -> str:
@@ -527,10 +550,12 @@ TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
         quickstart, best, public_target, data_curve, served_smollm2, epochs, heads, recipe,
-        recipe_seeds, fixed_lm_head, race, local_read, parity, tuned, loads, served_ways, long_answers, bounds,
+        recipe_seeds, fixed_lm_head, attention, local_read, parity, tuned, loads, served_ways, long_answers, bounds,
         long_windows, long_texts, lm_head_decoded,
     )
 } | {
+    "race_specforge": partial(race, "SpecForge"),
+    "race_speculators": partial(race, "speculators"),
     "raced_heads": partial(raced_heads, SPECFORGE),
     "speculators_heads": partial(raced_heads, SPECULATORS, FIXED),
     "raced_prompts": partial(

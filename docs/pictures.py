@@ -206,25 +206,25 @@ def heads(figure: Figure) -> list[str]:
 
 
 def race(figure: Figure) -> list[str]:
-    """Tokens a second of a training step, compared with SpecForge's; return the numbers shown."""
-    steps = tables.result("race.json")["steps"]
-    found = [tables.raced(row["batch"]) for row in steps]
-    ways = {"SpecForge": ([theirs for _, theirs, _ in found], THEIRS)}
-    for way, label, colour in (("bf16", "eagle3, bf16", OURS), ("fp8", "eagle3, float8", LIGHT)):
-        ways[label] = ([ours[way] for ours, _, _ in found], colour)
-    axes, shown = figure.subplots(), []
-    for number, (label, (rates, colour)) in enumerate(ways.items()):
-        texts = [tables.thousands(rate) for rate in rates]
-        places = [place + 0.27 * (number - 1) for place in range(len(steps))]
-        bars = axes.bar(places, [rate / 1000 for rate in rates], 0.25, label=label, color=colour)
-        axes.bar_label(bars, texts, padding=2)
-        shown += texts
-    titles = ["4 of 128 to 2,048" if row["batch"].startswith("[") else row["batch"] for row in steps]
-    axes.set_xticks(range(len(steps)), titles)
-    axes.set_xlabel("documents of a batch x tokens")
-    axes.set(ylabel="thousand tokens/s, one H200")
-    axes.margins(y=0.25)
-    axes.legend(frameon=False, loc="upper right", ncols=3)
+    """Tokens a second of a training step, compared with those of other trainers; return the numbers shown."""
+    steps = [row for row in tables.raced() if all(row["over"].values())]
+    panels, shown = figure.subplots(1, 2, sharey=True), []
+    for axes, (peer, ours) in zip(panels, tables.RACED.items(), strict=True):
+        ways = {peer: ([tables.fastest(row, peer) for row in steps], THEIRS)}
+        for way, label, colour in zip(ours, ("eagle3, bf16", "eagle3, float8"), (OURS, LIGHT), strict=True):
+            ways[label] = ([row["costs"][way] for row in steps], colour)
+        for number, (label, (costs, colour)) in enumerate(ways.items()):
+            texts = [f"{cost['tokens_per_s'] / 1000:.1f}" for cost in costs]
+            places = [place + 0.27 * (number - 1) for place in range(len(steps))]
+            rates = [cost["tokens_per_s"] / 1000 for cost in costs]
+            axes.bar_label(axes.bar(places, rates, 0.25, label=label, color=colour), texts, padding=2, fontsize=7)
+            shown += texts
+        titles = ["4 of 128\nto 2,048" if row["batch"].startswith("[") else row["batch"] for row in steps]
+        axes.set_xticks(range(len(steps)), titles)
+        axes.set_xlabel("documents of a batch x tokens")
+        axes.margins(y=0.25)
+        axes.legend(frameon=False, loc="upper right", fontsize=7)
+    panels[0].set(ylabel="thousand tokens/s, one H200")
     return shown
 
 
