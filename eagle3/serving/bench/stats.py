@@ -40,7 +40,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Summary:
-    """All repeats of a cell on one server. Times are in seconds, throughput in output tokens/s.
+    """All repeats of a cell on one server. Times are in seconds, throughput in output tokens/s of full loads.
 
     `per_depth[d - 1]` is the share of verifications that accepted at least d drafts; without a head `accept_length` is
     None and `per_depth` empty. `same_answers` is the share that is the plain server's first answer to the prompt, None
@@ -117,7 +117,7 @@ def summarise(repeats: Sequence[LoadResult]) -> Summary:
         errors=dict(Counter(str(answer.error) for result in repeats for answer in result.failed)),
         tpot=percentiles([answer.tpot_s for answer in complete]),
         ttft=percentiles([answer.ttft_s for answer in complete]),
-        throughput=sum(answer.output_tokens for answer in complete) / sum(result.seconds for result in repeats),
+        throughput=sum(result.full_tokens for result in repeats) / sum(result.full_seconds for result in repeats),
         accept_length=1 + accepted / verifications if verifications else None,
         per_depth=acceptance_per_depth([answer.histogram for answer in complete]),
         same_answers=sum(result.agreement.same for result in repeats) / compared if compared else None,

@@ -1,6 +1,7 @@
 """One measured load: many prompts sent to one server, `concurrency` at a time, and their answers compared."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,12 +24,15 @@ class Agreement:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """Answers in the order of their prompts; `seconds` are from the first request sent to the last answer complete.
+    """Answers in the order of their prompts.
 
-    `cache_flushed` says whether the server emptied its prefix cache before."""
+    `full_seconds` are from the first request sent until the first place finds no other to send: so long, `concurrency`
+    requests run. `full_tokens` are the output tokens of that time. `cache_flushed` says whether the server emptied its
+    prefix cache before."""
 
     answers: list[ServedAnswer]
-    seconds: float
+    full_seconds: float
+    full_tokens: float
     cache_flushed: bool
     agreement: Agreement = Agreement(0, 0)
 
@@ -67,8 +71,9 @@ def measure_load(
             await _concurrently(ask, warming, concurrency, progress=None)
             cache_flushed = await flush_cache(session, url)
             start = time.perf_counter()
-            answers = await _concurrently(ask, prompts, concurrency, progress=progress)
-            return LoadResult(answers, time.perf_counter() - start, cache_flushed)
+            answers, sent, idle = await _concurrently(ask, prompts, concurrency, progress=progress)
+            tokens = sum(tokens_until(idle - since, answer) for answer, since in zip(answers, sent, strict=True))
+            return LoadResult(answers, idle - start, tokens, cache_flushed)
 
     return asyncio.run(measure())
 
@@ -79,18 +84,33 @@ async def _concurrently(
     concurrency: int,
     *,
     progress: str | None,
-) -> list[ServedAnswer]:
+) -> tuple[list[ServedAnswer], list[float], float]:
+    """Return the answers, the times at which their requests were sent, and the time at which a place became idle."""
     answers: dict[int, ServedAnswer] = {}
+    sent, idle = [0.0] * len(prompts), math.inf
     queue = iter(enumerate(prompts))
     with Bar(total=len(prompts), desc=progress, unit="answer", disable=progress is None) as bar:
 
         async def place() -> None:
+            nonlocal idle
             for number, prompt_ids in queue:  # one queue for all places
+                sent[number] = time.perf_counter()
                 answers[number] = await ask(prompt_ids)
                 bar.update()
+            idle = min(idle, time.perf_counter())
 
-        await asyncio.gather(*(place() for _ in range(concurrency)))
-    return [answers[number] for number in range(len(prompts))]
+        await asyncio.gather(*(place() for _ in range(min(concurrency, len(prompts)))))
+    return [answers[number] for number in range(len(prompts))], sent, idle
+
+
+def tokens_until(seconds: float, answer: ServedAnswer) -> float:
+    """Return how many tokens of an answer were there so long after its request, if they came evenly after the first."""
+    if answer.ttft_s is None or answer.latency_s is None or seconds < answer.ttft_s:
+        return 0.0
+    if seconds >= answer.latency_s:
+        return answer.output_tokens
+    share = (seconds - answer.ttft_s) / (answer.latency_s - answer.ttft_s)
+    return 1 + share * (answer.output_tokens - 1)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,9 @@ def test_every_repeat_measures_every_load_on_both_servers_in_turn(measured: tupl
 
 
 def test_results_survive_a_line_that_was_cut_short(tmp_path: Path) -> None:
-    one = MeasuredLoad("head", "chät", 4, 0, LoadResult([ServedAnswer(output_tokens=3, histogram=(1, 2))], 1.0, True))
+    one = MeasuredLoad(
+        "head", "chät", 4, 0, LoadResult([ServedAnswer(output_tokens=3, histogram=(1, 2))], 1.0, 3.0, True)
+    )
     append(tmp_path / RESULTS, one)
     with (tmp_path / RESULTS).open("a") as file:
         file.write('{"side": "he')

@@ -39,7 +39,7 @@ def answer(tpot_s: float, tokens: int = 11, ttft_s: float = 0.5, histogram: tupl
 
 
 def load(*answers: ServedAnswer, seconds: float = 2.0) -> LoadResult:
-    return LoadResult(list(answers), seconds, cache_flushed=True)
+    return LoadResult(list(answers), seconds, sum(each.output_tokens for each in answers), cache_flushed=True)
 
 
 def test_acceptance_per_depth_is_the_share_of_rounds_that_went_so_deep() -> None:
@@ -57,7 +57,7 @@ def test_repeats_are_added_up_and_failed_requests_count_nowhere_else() -> None:
     ]
     found = summarise([replace(each, agreement=Agreement(same, 4)) for each, same in zip(repeats, (1, 4), strict=True)])
     assert (found.requests, found.failed, found.errors) == (7, 3, {"no room": 1, "cut": 2})
-    assert found.throughput == pytest.approx(61 / 6)  # tokens over the time of all repeats
+    assert found.throughput == pytest.approx(61 / 6)  # tokens over seconds of all repeats
     assert found.accept_length == pytest.approx(1 + 2 / 10)  # of verifications, not of answers
     assert found.accept_length == pytest.approx(1 + sum(found.per_depth))
     assert found.same_answers == 5 / 8 and summarise(repeats).same_answers is None

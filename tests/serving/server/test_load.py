@@ -1,6 +1,8 @@
 """A load: every prompt answered, so many at a time, failures counted, and answers compared with the plain server's."""
 
+import asyncio
 import copy
+from typing import Any
 
 import pytest
 from fitted_head import LAYERS, NEW_TOKENS, PROMPT, SMALL, TREE, make_target, small_target
@@ -10,7 +12,7 @@ from small_servers import GREEDY, PROMPTS, head_server, load, small_head
 
 from eagle3.decoding.speculate import Speculator
 from eagle3.engine.timed import ServedAnswer
-from eagle3.serving.server.load import Agreement, LoadResult, PlainAnswers
+from eagle3.serving.server.load import Agreement, LoadResult, PlainAnswers, tokens_until
 
 
 def test_answers_and_counts_are_those_of_the_decoder() -> None:
@@ -54,12 +56,35 @@ def test_failed_requests_are_counted_with_their_reason_and_the_others_are_measur
     assert all(answer.error and answer.error.startswith("ClientConnectorError") for answer in result.failed)
 
 
+@pytest.mark.parametrize(("seconds", "tokens"), [(0.4, 0), (0.5, 1), (1.5, 5.5), (2.5, 10), (9, 10)])
+def test_the_tokens_of_an_answer_come_evenly_after_its_first(seconds: float, tokens: float) -> None:
+    assert tokens_until(seconds, ServedAnswer(ttft_s=0.5, latency_s=2.5, output_tokens=10)) == tokens
+    assert tokens_until(seconds, ServedAnswer(error="HTTP 500")) == 0
+
+
+def test_the_end_of_a_load_when_places_are_idle_counts_for_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def late_third(session: Any, url: str, prompt_ids: list[int], *, sampling: Any) -> ServedAnswer:
+        if prompt_ids == [1]:
+            await third_sent.wait()
+        if prompt_ids == [2]:  # is sent when the first is answered, and has no token when the second is
+            third_sent.set()
+            await asyncio.sleep(0.01)
+        seconds = 60.0 if prompt_ids == [2] else 0.0
+        return ServedAnswer(ttft_s=seconds, latency_s=seconds, output_tokens=10)
+
+    third_sent = asyncio.Event()
+    monkeypatch.setattr("eagle3.serving.server.load.generate", late_third)
+    result = load(f"http://127.0.0.1:{free_port()}", [[0], [1], [2]], concurrency=2)
+    assert [answer.output_tokens for answer in result.complete] == [10, 10, 10]
+    assert result.full_tokens == 20 and 0 < result.full_seconds < 60
+
+
 # --- the plain server's answers --------------------------------------------------------------------------------------
 
 
 def made(*answers: tuple[int, ...] | None) -> LoadResult:
     served = [ServedAnswer(error="HTTP 500") if ids is None else ServedAnswer(output_ids=ids) for ids in answers]
-    return LoadResult(served, 1.0, cache_flushed=True)
+    return LoadResult(served, 1.0, 0.0, cache_flushed=True)
 
 
 def test_complete_answers_are_compared_with_the_plain_servers_first() -> None:
