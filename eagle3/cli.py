@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import platform
+import re
 import shlex
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryV
 from eagle3 import ROOT, __version__
 from eagle3.adapters.hydra import (
     HYDRA,
+    NOT_A_NAME,
     NOT_KEY_VALUE,
     UNKNOWN_KEY,
     UNKNOWN_OPTION,
@@ -63,6 +65,12 @@ PLUGINS = {
     "submitit_slurm": "submitit",
     "submitit_local": "submitit",
     "ray": "ray-sweep",
+}
+# Groups that are given a path for the name of an option.
+PATHS = {
+    "target": "the folder or Hugging Face id of a model",
+    "prompts": "a file or folder of conversations",
+    "data": "a feature store",
 }
 WRONG_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
@@ -143,6 +151,10 @@ def start(main: Callable[[], Any]) -> None:
         exit_with("interrupted", 130)
     except (InputError, OSError, HydraException, OmegaConfBaseException) as error:
         exit_with(message_for_user(error) or wrong_override(error), 1)
+    except ValueError as error:
+        if not NOT_A_NAME.match(str(error)):
+            raise
+        exit_with(unnamed_option(), 1)
 
 
 def end_like_ctrl_c(number: int, frame: FrameType | None) -> None:
@@ -212,11 +224,31 @@ def wrong_override(error: Exception) -> str:
         return f"{group} needs the package of Hydra's {name}; install it: {install_command(PLUGINS[name])}"
     if option := UNKNOWN_OPTION.search(message):
         group, name, options = option["group"], option["option"], option["options"].split()
-        if group.startswith("target/"):  # Hydra's reading of target=meta-llama/Llama-3.1-8B
-            path = f"{group.removeprefix('target/')}/{name}"
-            return f"target={path} is no option; the folder or Hugging Face id of a model is target.path={path}"
-        return f"{group}={name} is no option; take one of {', '.join(options)}{did_you_mean(name, options)}"
+        top, _, rest = group.partition("/")
+        if top in PATHS and rest.partition("/")[0] not in subgroups(top):
+            if rest:  # Hydra's reading of target=meta-llama/Llama-3.1-8B
+                return f"{top}={rest}/{name} is no option; {PATHS[top]} is {top}.path={rest}/{name}"
+            return f"{no_option(group, name, options)}; {PATHS[top]} is {top}.path={name}"
+        return no_option(group, name, options)
     return message.strip()
+
+
+def subgroups(group: str) -> set[str]:
+    return {each.name for each in (Path(CONF) / group).iterdir() if each.is_dir()}
+
+
+def no_option(group: str, name: str, options: Sequence[str]) -> str:
+    return f"{group}={name} is no option; take one of {', '.join(options)}{did_you_mean(name, options)}"
+
+
+def unnamed_option() -> str:
+    """Say which group is given a number, true, false or null: Hydra only names the type."""
+    for word in sys.argv[1:]:
+        group, _, value = word.lstrip("+").partition("=")
+        options = sorted(path.stem for path in (Path(CONF) / group).glob("*.yaml"))
+        if group and options and re.fullmatch(r"null|true|false|[-+.\d].*", value, re.IGNORECASE):
+            return no_option(group, value, options)
+    return "a group of options is given a number, true, false or null; give it the name of an option"
 
 
 def unknown_key(key: str) -> str:

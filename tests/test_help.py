@@ -10,6 +10,7 @@ from hydra.errors import HydraException
 from scripts import composed, run_script
 from stores import CONF
 
+from eagle3 import cli
 from eagle3.cli import wrong_override
 from eagle3.settings.check import known_keys
 from eagle3.settings.help import help_page
@@ -96,6 +97,13 @@ def test_help_is_what_hydra_prints_with_the_commands_to_paste() -> None:
         ("precompute", "responses.top_p", "sampling.top_p"),
         ("precompute", "answers.seed", "sampling.seed"),
         ("precompute", "model_name_or_path", "target.path"),
+        ("precompute", "batch_size", "features.batch_tokens"),
+        ("precompute", "num_workers", "prompts.processes"),
+        ("precompute", "tp", "launch.tp_size"),
+        ("train", "batch_size", "data.pack_tokens"),
+        ("train", "resume", "ckpt_path"),
+        ("train", "bf16", "trainer.precision"),
+        ("train", "eval_steps", "trainer.val_check_interval"),
         ("train", "zebra", None),
     ],
 )
@@ -113,6 +121,9 @@ def test_a_slip_finds_the_key_that_was_meant(script: str, given: str, meant: str
         ("output_dir=DIR", "output_dir is not a key of this config (did you mean hydra.run.dir?); --cfg job shows e"),
         ("export", "export is not KEY=VALUE; give action=export to serve.py (--help shows every key)"),
         ("model=eagl31", "model=eagl31 is no option; take one of eagle3, eagle31 (did you mean eagle31?)"),
+        ("loss=kl", "loss=kl is no option; take one of cross_entropy_tv, lk, soft_cross_entropy (did you mean soft_"),
+        ("data=features", "data=features is no option; take one of packed; a feature store is data.path=features"),
+        ("data=DIR/features", "data=DIR/features is no option; a feature store is data.path=DIR/features"),
         ("hparams_search=optna", "hparams_search=optna is no option; take one of optuna (did you mean optuna?)"),
     ],
 )
@@ -134,6 +145,23 @@ def refused(script: str, override: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_model_given_as_an_option_is_told_its_key(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     line = f"target={path} is no option; the folder or Hugging Face id of a model is target.path={path}"
     assert refused("precompute", f"target={path}", monkeypatch) == line
+
+
+def test_the_name_of_a_model_finds_its_option_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = refused("precompute", "target=Qwen3-8B", monkeypatch)
+    assert "(did you mean qwen3_8b?); the folder or Hugging Face id of a model is target.path=Qwen3-8B" in line
+
+
+@pytest.mark.parametrize("value", ["8", "null", "true"])
+def test_a_number_for_the_name_of_an_option_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "loss=lk", f"trainer={value}"])
+    monkeypatch.setattr(cli, "skip_list_of_groups", lambda: None)  # which would last
+    with pytest.raises(SystemExit) as stopped:
+        cli.start(lambda: composed("train", *sys.argv[1:]))
+    [line] = capsys.readouterr().err.splitlines()
+    assert stopped.value.code == 1 and line.startswith(f"error: trainer={value} is no option; take one of auto, cpu")
 
 
 @pytest.mark.parametrize("override", ["prompts.roles={Kundin: user}", "prompts.roles.Kundin=user"])

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 LIKE = 0.7  # difflib's ratio, from which two names are one with a slip
-OTHER_NAMES = {  # of a key or stage: what Lightning, Hugging Face and other trainers call it
-    "ckpt_path": ("resume_from_checkpoint",),
+OTHER_NAMES = {  # of a key, stage or option: what Lightning, Hugging Face and other trainers call it
+    "callbacks.last.every_n_steps": ("save_steps",),
+    "checkpoint": ("ckpt_path",),
+    "ckpt_path": ("resume", "resume_from_checkpoint"),
     "data.max_tokens": ("max_length", "max_seq_length"),
     "data.only_sources": ("sources",),
     "data.pack_tokens": ("batch_size", "per_device_train_batch_size"),
@@ -13,22 +15,31 @@ OTHER_NAMES = {  # of a key or stage: what Lightning, Hugging Face and other tra
     "data.readers": ("num_workers",),
     "draft_tokens": ("speculative_num_draft_tokens",),
     "draft_window": ("speculative_draft_window_size",),
-    "launch.tp_size": ("tensor_parallel_size",),
+    "head": ("draft_model", "draft_model_path", "speculative_draft_model_path"),
+    "huggingface": ("hf", "transformers"),
+    "launch.tp_size": ("tensor_parallel_size", "tp"),
+    "openai": ("vllm",),
     "optim.lr": ("learning_rate",),
-    "optim.warmup_fraction": ("warmup_ratio",),
+    "optim.warmup_fraction": ("warmup_ratio", "warmup_steps"),
     "out_dir": ("output_dir",),
     "sampling": ("responses",),
     "sampling.temperature": ("temperature",),
+    "soft_cross_entropy": ("kl", "cross_entropy"),
     "steps": ("num_steps", "speculative_num_steps"),
     "target.path": ("model_name_or_path", "target_model_path"),
     "topk": ("speculative_eagle_topk",),
     "trainer.accumulate_grad_batches": ("gradient_accumulation_steps",),
     "trainer.devices": ("gpus", "num_gpus"),
     "trainer.gradient_clip_val": ("max_grad_norm",),
+    "trainer.log_every_n_steps": ("logging_steps",),
     "trainer.max_epochs": ("epochs", "num_epochs", "num_train_epochs"),
+    "trainer.precision": ("bf16", "fp16"),
+    "trainer.val_check_interval": ("eval_steps",),
     "ttt_steps": ("ttt_length",),
     # where the key above with the same other name is not known
     "answers": ("responses",),
+    "features.batch_tokens": ("batch_size",),
+    "prompts.processes": ("num_proc", "num_workers"),
     "hydra.run.dir": ("output_dir",),
 }
 
@@ -46,6 +57,7 @@ def did_you_mean(given: str, known: Sequence[str]) -> str:
         or inside[:3]
         or (named if len(named) == 1 else [])
         or get_close_matches(given, known, n=1, cutoff=LIKE)
+        or get_close_matches(given.lower(), known, n=1, cutoff=LIKE)
         or _by_last_word(word, known)
     )
     return f" (did you mean {' or '.join(alike)}?)" if alike else ""
