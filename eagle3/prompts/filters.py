@@ -44,7 +44,7 @@ NO_WORD = re.compile(r"[\d_/\\@=<>{}()|#$]")  # paths, addresses, numbers, ident
 
 @dataclass(frozen=True, kw_only=True)
 class LengthCheck(LengthSettings):
-    """None sets no bound."""
+    """None sets no limit."""
 
     name = "length"
 

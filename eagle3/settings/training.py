@@ -183,7 +183,7 @@ def _limit(value: Any) -> Any:
 
 def _endless_or_count(value: int) -> int:
     if value != -1 and value < 1:
-        raise wrong("must be 1 or more, or -1 for no bound")
+        raise wrong("must be 1 or more, or -1 for no limit")
     return value
 
 

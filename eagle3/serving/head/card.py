@@ -86,10 +86,11 @@ def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: T
     target = name if is_hub_id(name) else Path(name).name
     parts = [
         f"---\n{front_matter.to_yaml()}\n---\n\n# EAGLE-3 draft head for {target}",
-        f"A draft head guesses the next tokens of {target}, which checks them all in one pass: the text stays the "
-        "target's own and comes faster. The head is of no use alone, or with another target.",
+        f"A draft head guesses the next tokens of {target}, which verifies all of them in one pass. The output is the "
+        "target's own; it arrives sooner. (In bf16 near-ties flip, so texts can differ.) The head is of no use alone, "
+        "or with another target.",
         f"## Serve it\n\n{summary(files)}.\n\n{commands(files, target, draft)}",
-        f"## Accept length\n\nTokens gained per pass of the target, 1 without a head.\n\n{accept_lengths(record)}",
+        f"## Accept length\n\nTokens per pass of the target; 1 without a head.\n\n{accept_lengths(record)}",
         f"## Training data\n\n{about_data(data)}",
         f"## Training\n\n{table(['setting', 'value'], sorted(searchable(settings).items()))}",
         "Made with: " + ", ".join(f"{package} {version}" for package, version in record.versions.items()) + ".",
