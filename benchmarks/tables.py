@@ -340,7 +340,7 @@ HEADS = {
     "- batches of 8,192 tokens": "batches of 8,192 tokens",
     "- 6 key/value heads, MLP of 672": "6 key/value heads, narrower MLP",
     "- layers 2, 6, 11 captured": "layers 2, 6, 11 captured",
-    "- float8 products, MLP of 1,008": "float8 products",
+    "- float8 matmuls, MLP of 1,008": "float8 products",
     "- 16 epochs": "16 epochs",
     "- more data: conversations of many turns too": "more data: all rows",
     "- answers sampled at T = 1": "answers sampled at T = 1",
