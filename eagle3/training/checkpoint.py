@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, ClassVar
 
 import numpy as np
@@ -155,7 +156,10 @@ def read_checkpoint(path: str | Path, *, setting: str) -> Checkpoint:
     )
     if not _is_whole(Path(path)):
         raise InputError(f"{setting}: {path} is damaged, or not a checkpoint of a draft head; {fix}")
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError:
+        raise InputError(f"{setting}: {path} has objects that may run code when read, and is not read; {fix}") from None
     if KEY not in content:
         raise InputError(f"{setting}: {path} is a checkpoint of something other than a draft head; {fix}")
     record = parse_record(json.dumps(content[KEY]).encode(), TrainingRecord, source=f"{setting}: {path}", remedy=fix)

@@ -4,6 +4,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+from heads import ttt_batch
+from stores import random_sample
 
 from eagle3.head.anchors import anchors_and_steps, runs
 
@@ -56,3 +58,13 @@ def test_each_run_of_anchors_is_that_of_one_turn(turns: list[int]) -> None:
         for turn in sorted(set(predicted))
     ]
     assert list(ends) == [run[-1] + 1 for run in by_run]
+
+
+def test_answers_that_touch_in_a_pack_stay_apart() -> None:
+    """A sample's last turn has the next one's number, the one after it, or another of its own."""
+    patterns = [[0, 1, 1, 0, 2, 2, 2], [1, 1, 1, 0, 3, 3], [1, 1, 0, 2, 2], [2, 2, 2, 2], [0, 1, 1]]
+    samples = [random_sample(turns, seed=number) for number, turns in enumerate(patterns)]
+    batch, expected = ttt_batch(samples, ttt_steps=4), {}
+    for start, turns in zip(batch.pack.token_bounds, patterns, strict=False):
+        expected |= {start + anchor: steps for anchor, steps in by_definition(turns, 4).items()}
+    assert dict(zip(batch.anchors.tolist(), batch.anchor_steps.tolist(), strict=True)) == expected

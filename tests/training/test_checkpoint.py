@@ -3,6 +3,7 @@
 import io
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,3 +57,18 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     AtomicCheckpointIO(copies=None).save_checkpoint({"state_dict": {}}, path)
     assert torch.serialization.get_crc32_options()  # of what others save in this process
     assert "is a checkpoint of something other than a draft head" in refusal(path)
+
+
+class RunsWhenRead:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_no_object_of_a_checkpoint_runs_code(tmp_path: Path) -> None:
+    ran, path = tmp_path / "ran", tmp_path / "last.ckpt"
+    AtomicCheckpointIO(copies=None).save_checkpoint({"state_dict": RunsWhenRead(ran)}, path)
+    assert f"{path} has objects that may run code when read, and is not read" in refusal(path)
+    assert not ran.exists()
