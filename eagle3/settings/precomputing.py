@@ -131,11 +131,6 @@ class Features(SampleSettings):
     shard_mb: Annotated[float, Field(ge=0.001, le=1e6)]
 
 
-@part_of("eagle3.workers.in_process.InProcess")
-class InProcess(TypedDict):
-    pass
-
-
 @part_of("eagle3.workers.cluster.OnRay")
 class RaySettings(TypedDict):
     address: Text | None

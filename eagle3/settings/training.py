@@ -55,11 +55,6 @@ class LossSettings(Settings):
     divergence: Part = field(default=None, metadata=OPTIONAL)
 
 
-@part_of("eagle3.head.divergence", "eagle3.features.loss_mask", "eagle3.training.callbacks.Throughput")
-class NoKeys(TypedDict):
-    pass
-
-
 @part_of("eagle3.head.divergence.CrossEntropyTv")
 @dataclass(frozen=True, kw_only=True)
 class TvSettings(Settings):

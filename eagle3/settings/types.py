@@ -167,6 +167,16 @@ def part_of(*targets: str, config: ConfigDict = STRICT) -> Callable[[type[Schema
     return register
 
 
+@part_of(
+    "eagle3.features.loss_mask",
+    "eagle3.head.divergence",
+    "eagle3.training.callbacks.Throughput",
+    "eagle3.workers.in_process.InProcess",
+)
+class NoKeys(TypedDict):
+    pass
+
+
 def _is_part(value: dict[Any, Any]) -> dict[Any, Any]:
     """Check the keys of a part by its schema; of one of others, that it is there and takes these keys."""
     target, keys = value.get("_target_"), {key: given for key, given in value.items() if key != "_target_"}
