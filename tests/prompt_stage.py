@@ -10,7 +10,7 @@ from scripts import composed
 
 from eagle3 import cli
 from eagle3.prompts.reading.conversation import conversation
-from eagle3.prompts.reading.shapes import Shape, shape_of
+from eagle3.prompts.reading.shapes import Layout, shape_of
 from eagle3.prompts.rules import GROUPS, Rules
 from eagle3.prompts.stage import prepare_prompts
 from eagle3.settings.prompts import StageSettings
@@ -32,7 +32,7 @@ def chat(*texts: str, **fields: Any) -> dict:
     return {"license": "MIT", "messages": messages, **fields}
 
 
-def messages_of(row: dict, *, keep_answers: bool, shape: Shape | None = None) -> list[dict]:
+def messages_of(row: dict, *, keep_answers: bool, shape: Layout | None = None) -> list[dict]:
     """The conversation of a row as the stage reads it."""
     shape = shape or shape_of(None, None)
     return conversation(row, shape.read(row), keep_answers=keep_answers, shape=shape)

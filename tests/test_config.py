@@ -12,7 +12,7 @@ from stores import CONF, random_samples, write_store
 from eagle3 import cli
 from eagle3.commands.train import build_loggers, build_trainer, build_training
 from eagle3.settings.training import DataSettings
-from eagle3.training.callbacks import Progress
+from eagle3.training.callbacks import RunProgress
 from eagle3.training.loggers import EXTRAS
 
 ROOTS = {
@@ -79,7 +79,7 @@ def test_every_part_of_a_training_can_be_built(store: Path, tmp_path: Path, grou
 def test_without_our_progress_bar_there_is_none(tmp_path: Path) -> None:
     configs = (composed("train", f"run_dir={tmp_path}", *without) for without in ([], ["callbacks.progress=null"]))
     ours, none = (build_trainer(config, []).progress_bar_callback for config in configs)
-    assert type(ours) is Progress and none is None
+    assert type(ours) is RunProgress and none is None
 
 
 def test_training_says_which_share_of_the_answers_a_head_can_draft(

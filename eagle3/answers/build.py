@@ -14,7 +14,7 @@ from eagle3 import cli
 from eagle3.answers.answerer import Answerer, Answering
 from eagle3.answers.chat import Chat
 from eagle3.answers.imported import ImportedAnswers, imported_rows
-from eagle3.answers.store import AnswerStore, Counts, MadeWith
+from eagle3.answers.store import AnswerCounts, AnswerStore, MadeWith
 from eagle3.engine.endpoint import ENDPOINTS
 from eagle3.engine.local_servers import for_worker
 from eagle3.errors import InputError
@@ -35,7 +35,7 @@ WRITTEN_TOGETHER = 1024  # imported prompts; of others the answerer decides
 AHEAD = 1024  # prompts that a worker holds, for an answerer that does not state how many it works on at once
 
 
-def answer(config: DictConfig, target: StoredTarget) -> Counts:
+def answer(config: DictConfig, target: StoredTarget) -> AnswerCounts:
     """Run the answers stage of a config."""
     chat, sampling, out_dir = chat_of(config, target), config.sampling, Path(config.out_dir)
     if config.answers.name == "imported":
@@ -102,7 +102,7 @@ def answer_prompts(
     build: Build,
     ahead: int,
     out_dir: str | Path,
-) -> Counts:
+) -> AnswerCounts:
     """Answer the prompts in `out_dir`/prompts that have no answer yet, by tasks of answerer.Answering."""
     store = _open_store(target, made_with, out_dir)
     if not store.pending:
@@ -121,7 +121,7 @@ def import_answers(
     answers: ImportedAnswers,
     max_prompt_tokens: int | None,
     out_dir: str | Path,
-) -> Counts:
+) -> AnswerCounts:
     """Keep the answers that the prompts in `out_dir`/prompts came with."""
     made_with = MadeWith(answers=answers.name, chat=chat.settings, sampling=None, seed=None, on_length=None)
     store = _open_store(target, made_with, out_dir)

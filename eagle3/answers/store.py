@@ -42,7 +42,7 @@ class MadeWith(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts(Record):
+class AnswerCounts(Record):
     """What the stage made; `finish_reasons` and `errors` count turns by reason."""
 
     prompts: int
@@ -68,7 +68,7 @@ class AnswersManifest(Record):
     made_with: MadeWith
     prompts_sha256: str
     complete: bool
-    counts: Counts | None  # of a complete stage
+    counts: AnswerCounts | None  # of a complete stage
     files: dict[str, FileSeal] | None  # of a complete stage, by name
 
 
@@ -175,7 +175,7 @@ class AnswerStore:
         rows = [replace(row, last_of_prompt=row is rows[-1]) for rows, _ in finished for row in rows]
         self._append(self.answers, rows)
 
-    def close(self) -> Counts:
+    def close(self) -> AnswerCounts:
         """Count what is on disk into the manifest."""
         counts = _count(self.answers, read_rows(self.folder), self._read_errors())
         if not counts.rows:
@@ -236,7 +236,7 @@ def _keep_whole_prompts(path: Path) -> set[str]:
     return done
 
 
-def _count(source: Path, rows: Iterable[AnsweredRow], errors: Iterable[AnswerError]) -> Counts:
+def _count(source: Path, rows: Iterable[AnsweredRow], errors: Iterable[AnswerError]) -> AnswerCounts:
     total: Counter[str] = Counter()
     prompts: set[str] = set()
     ids: set[str] = set()
@@ -250,7 +250,7 @@ def _count(source: Path, rows: Iterable[AnsweredRow], errors: Iterable[AnswerErr
         total["rows"] += 1
         total["turns"] += len(row.turns)
         total["answer_tokens"] += sum(end - start for start, end in row.turns)
-    return Counts(
+    return AnswerCounts(
         prompts=len(prompts),
         rows=total["rows"],
         turns=total["turns"],

@@ -66,7 +66,7 @@ class Stage:
         raise NotImplementedError
 
 
-class Prompts(Stage):
+class PromptsStage(Stage):
     """prompts.path → DIR/prompts."""
 
     writes = "prompts"
@@ -88,7 +88,7 @@ class Prompts(Stage):
         prepare_prompts(settings, rules, keep_answers=keep_answers, out_dir=Path(config.out_dir))
 
 
-class Estimate(Stage):
+class EstimateStage(Stage):
     """DIR/prompts or DIR/answers → DIR/estimate.json."""
 
     needs_target = True
@@ -105,7 +105,7 @@ class Estimate(Stage):
         estimate_run(config)
 
 
-class Answers(Stage):
+class AnswersStage(Stage):
     """DIR/prompts → DIR/answers."""
 
     writes = "answers"
@@ -137,7 +137,7 @@ class Answers(Stage):
         log.info("answers: %d rows, %d answer tokens", counts.rows, counts.answer_tokens)
 
 
-class Features(Stage):
+class FeaturesStage(Stage):
     """DIR/answers → the feature store, DIR/features unless features.path names another place."""
 
     writes = "features"
@@ -164,10 +164,10 @@ class Features(Stage):
 
 # In the order in which they run; settings/precomputing.py names the same.
 STAGES = {
-    "prompts": Prompts(),
-    "estimate": Estimate(),
-    "answers": Answers(),
-    "features": Features(),
+    "prompts": PromptsStage(),
+    "estimate": EstimateStage(),
+    "answers": AnswersStage(),
+    "features": FeaturesStage(),
 }
 
 

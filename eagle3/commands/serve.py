@@ -26,7 +26,7 @@ from eagle3.serving.head.card import write_card
 from eagle3.serving.server.launch import launch
 from eagle3.serving.show.page import show
 from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.serving import Answering, BenchSettings, CompareSettings, Decoding, TuneSettings
+from eagle3.settings.serving import AnswerSettings, BenchSettings, CompareSettings, Decoding, TuneSettings
 from eagle3.storage.files import write_json
 from eagle3.storage.lock import hold
 from eagle3.target.files import TargetFiles, read_target_files
@@ -151,7 +151,7 @@ def tune_head(config: DictConfig) -> None:
         target,
         config.head,
         served_prompts(config, paths, target, steps=max(settings.steps))["prompts"],
-        cli.settings(Answering, config),
+        cli.settings(AnswerSettings, config),
         target_settings=cli.plain(config.target),
         origin=cli.result_facts(),
         folder=cli.output_dir(),

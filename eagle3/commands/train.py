@@ -19,7 +19,7 @@ from eagle3 import cli
 from eagle3.adapters.hydra import in_sweep
 from eagle3.adapters.lightning import is_no_validation, require_lightning
 from eagle3.data.datamodule import FeatureData
-from eagle3.data.mix import Rules
+from eagle3.data.mix import SampleFilter
 from eagle3.errors import InputError, require_packages
 from eagle3.features.concat import open_source
 from eagle3.features.source import FeatureSource
@@ -119,7 +119,7 @@ def open_features(config: DictConfig) -> FeatureSource:
 
 
 def build_data(config: DictConfig, source: FeatureSource, head: DraftHead) -> FeatureData:
-    rules = cli.settings(Rules, config.data)
+    rules = cli.settings(SampleFilter, config.data)
     return cli.build(
         config.data,
         leave_out=["path", "source", "cache_dir", "cache_gb", *vars(rules)],

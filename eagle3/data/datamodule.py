@@ -14,7 +14,7 @@ import torch
 
 from eagle3.adapters.lightning import reload_train_loader
 from eagle3.data.loader import EpochPart, PackLoader, copy_on
-from eagle3.data.mix import Mixture, Rules
+from eagle3.data.mix import Mixture, SampleFilter
 from eagle3.data.pack import Batch, Pack, pack_samples
 from eagle3.data.plan import EpochPlan, PlannedPack, not_taken, plan_epoch
 from eagle3.data.streaming import AHEAD, StreamReader, plan_stream
@@ -52,14 +52,14 @@ class FeatureData(lightning.LightningDataModule):
         *,
         source: FeatureSource,
         prepare: Callable[[Pack], Batch],
-        rules: Rules | None = None,
+        rules: SampleFilter | None = None,
         seed: int = 0,
         loss_mask: AllTurns | None = None,
         **settings: Any,
     ) -> None:
         super().__init__()
         self.source, self.prepare, self.loss_mask = source, prepare, loss_mask or AllTurns()
-        self.rules, self.seed, self.settings = rules or Rules(), seed, PackSettings(**settings)
+        self.rules, self.seed, self.settings = rules or SampleFilter(), seed, PackSettings(**settings)
         self.val_fraction = self.settings.val_fraction
         self.buffer = self.settings.shuffle_buffer if self.settings.order == "streaming" else None
         self.ranges = ThreadPoolExecutor(AHEAD) if self.buffer else None

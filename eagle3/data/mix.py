@@ -21,7 +21,7 @@ NAMED = 20  # sources listed in an error
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules(SampleRules):
+class SampleFilter(SampleRules):
     """Decides whether a sample is used at all; a rule that is None leaves out nothing."""
 
     def select(self, samples: Samples, location: str | list[str]) -> Samples:

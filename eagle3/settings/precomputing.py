@@ -123,7 +123,7 @@ class SampleSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Features(SampleSettings):
+class StoreSettings(SampleSettings):
     path: Text | None
     capture_layers: Annotated[list[Annotated[int, Field(ge=1, le=10_000)]], Field(min_length=1)] | None
     batch_tokens: Tokens
@@ -155,7 +155,7 @@ class Rates(Settings):
     training: dict[Literal["answers", "prompts"], Positive]  # tokens of answers, tokens of prompts
 
 
-class Estimate(TypedDict):
+class EstimateSettings(TypedDict):
     prompts: Count
     gpu: Text
     rates: Rates
@@ -186,10 +186,10 @@ class Precompute(TypedDict):
     chat: ChatSettings
     sampling: SamplingSettings
     answers: Part
-    features: Features
+    features: StoreSettings
     launch: LaunchSettings
     workers: Part
-    estimate: Estimate
+    estimate: EstimateSettings
     stages: Annotated[Any, AfterValidator(_stages)]
     progress: bool
     out_dir: Annotated[Text, AfterValidator(_local)]

@@ -69,7 +69,7 @@ class OtherSource(TypedDict):
 
 
 @with_config(STRICT)
-class Source(OtherSource):
+class KeptSource(OtherSource):
     license: NotRequired[Text | None]
     attribution: NotRequired[Text | None]
     limit: NotRequired[Count | None]
@@ -257,7 +257,7 @@ class SourceSettings(Settings):
     license: Text | None = None
     attribution: Text | None = None
     split: Text | None = None
-    sources: Annotated[list[Annotated[Any, text_or(Source)]], Field(min_length=1)] | None = None
+    sources: Annotated[list[Annotated[Any, text_or(KeptSource)]], Field(min_length=1)] | None = None
     fields: Fields | None = None
     roles: Roles | None = None
     tools: Literal["refuse", "keep"] = "refuse"

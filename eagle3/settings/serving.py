@@ -123,7 +123,7 @@ class Drafting(DraftShape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answering(Settings):
+class AnswerSettings(Settings):
     """How the target answers."""
 
     max_new_tokens: NewTokens
@@ -132,7 +132,7 @@ class Answering(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding(Answering, Drafting):
+class Decoding(AnswerSettings, Drafting):
     """How the target answers, and how the head drafts."""
 
 
@@ -228,7 +228,7 @@ class ActionBench(ServedHead, OnPrompts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionTune(Servers, OnPrompts, Answering):
+class ActionTune(Servers, OnPrompts, AnswerSettings):
     head: Text
     tune: TuneSettings
 

@@ -294,7 +294,7 @@ class CurvesSettings(TypedDict):
     run_dir: Text
 
 
-@part_of("eagle3.training.callbacks.Progress")
+@part_of("eagle3.training.callbacks.RunProgress")
 class ProgressSettings(TypedDict):
     refresh_seconds: NotNegative
     metrics: list[Text]

@@ -171,7 +171,7 @@ class TrainingBar(Bar, Tqdm):
     """Lightning's bar in the style of all others."""
 
 
-class Progress(TQDMProgressBar):
+class RunProgress(TQDMProgressBar):
     """Reads `metrics` when it redraws. Lightning's own bar would read everything logged with prog_bar=True after every
     step, and make the host wait for the GPU each time (tests/training/test_callbacks.py)."""
 

@@ -12,7 +12,7 @@ from feature_data import feature_data
 from stores import in_float32, open_store, random_sample
 
 from eagle3.data.datamodule import FeatureData
-from eagle3.data.mix import Rules
+from eagle3.data.mix import SampleFilter
 from eagle3.errors import InputError
 from eagle3.features.index import parse_index
 from eagle3.features.samples import IndexedShard, Samples
@@ -20,7 +20,7 @@ from eagle3.features.shards import ShardWriter
 from eagle3.features.split import share_fractions, split_fraction
 from eagle3.storage.folder import LocalFolder
 
-NO_RULES = Rules()
+NO_RULES = SampleFilter()
 
 
 def trained(data: FeatureData) -> list[tuple[str, str]]:
@@ -36,7 +36,7 @@ def names(samples: Samples) -> list[tuple[str, str]]:
 
 
 def test_rules_leave_what_fits_them_on_both_sides_of_the_split(store_path: Path) -> None:
-    rules = Rules(min_tokens=8, max_tokens=16, prompt_fraction=0.7)
+    rules = SampleFilter(min_tokens=8, max_tokens=16, prompt_fraction=0.7)
     everything = open_store(store_path).samples
     fit = {
         ref.entry.id

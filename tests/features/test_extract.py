@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from eagle3.answers.chat import ids_in_text
 from eagle3.answers.rows import AnsweredRow
-from eagle3.answers.store import AnswersManifest, Counts, MadeWith, seal_of
+from eagle3.answers.store import AnswerCounts, AnswersManifest, MadeWith, seal_of
 from eagle3.errors import InputError
 from eagle3.features.build import STORED, FeatureSettings, extract_features
 from eagle3.features.concat import open_source
@@ -64,7 +64,7 @@ def write_answers(out_dir: Path, identity: TargetIdentity, rows: list[dict], *, 
     (out_dir / "answers").mkdir(parents=True, exist_ok=True)
     path = out_dir / "answers" / "answers.jsonl"
     path.write_bytes(b"".join(map(sealed_line, rows)))
-    counts = Counts(prompts=len(rows), rows=len(rows), turns=0, answer_tokens=0, finish_reasons={}, errors={})
+    counts = AnswerCounts(prompts=len(rows), rows=len(rows), turns=0, answer_tokens=0, finish_reasons={}, errors={})
     manifest = AnswersManifest(
         format_version=AnswersManifest.FORMAT_VERSION,
         target=identity,

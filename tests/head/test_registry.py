@@ -20,7 +20,7 @@ from eagle3.head_files.files import read_files
 from eagle3.head_files.format import load_head
 from eagle3.serving.head.export import TrainedHead, export_head, read_trained
 from eagle3.serving.tune.candidates import decoder_gains
-from eagle3.settings.serving import Answering
+from eagle3.settings.serving import AnswerSettings
 from tests.training.test_training import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # between Lightning and PyTorch
@@ -102,7 +102,7 @@ def test_trees_of_a_second_kind_are_left_to_the_server(tmp_path: Path) -> None:
     )
     head = TwoLayerHead(config, torch.arange(40))
     export_head(TrainedHead(head, record_of(head, FINGERPRINT), target.facts), tmp_path / "head", versions={})
-    answering = Answering(max_new_tokens=8, temperature=0.0, seed=0)
+    answering = AnswerSettings(max_new_tokens=8, temperature=0.0, seed=0)
     with pytest.raises(
         InputError, match=r"replays only eagle3 heads, and .*/head is of kind two_layer; .*action=bench"
     ):

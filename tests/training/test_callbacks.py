@@ -18,7 +18,7 @@ from eagle3.data.datamodule import FeatureData
 from eagle3.data.pack import Batch
 from eagle3.data.plan import PlannedPack
 from eagle3.training import callbacks
-from eagle3.training.callbacks import Progress
+from eagle3.training.callbacks import RunProgress
 from eagle3.training.module import HeadTraining
 from tests.training.test_training import LIGHTNING_WARNS, Run
 
@@ -61,7 +61,7 @@ def test_a_step_reads_no_number_but_where_it_logs(
     options += [f"callbacks.last.every_n_steps={LOG_EVERY}", "callbacks.last.min_seconds=0"]  # saving reads all
     run = Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(80)), *options)
     counter = CountPerStep()
-    run.trainer.callbacks += [counter, Progress(refresh_seconds=3600, metrics=["train/loss", "val/accept_length"])]
+    run.trainer.callbacks += [counter, RunProgress(refresh_seconds=3600, metrics=["train/loss", "val/accept_length"])]
     run.fit()
     read = torch.tensor(counter.at_start).diff().tolist()
     assert len(read) > 3 * LOG_EVERY

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from eagle3.prompts.reading.prompt import Refused, Tools, is_unicode, tools_text
-from eagle3.prompts.reading.shapes import CONVERSATION, Columns, Shape, from_json
+from eagle3.prompts.reading.shapes import CONVERSATION, Columns, Layout, from_json
 
 # A turn with any of these has more than its content: without them an answer is not what the model wrote.
 PARTS_BESIDE_CONTENT = frozenset(("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"))
@@ -24,7 +24,7 @@ TOOL_COLUMNS = ("tools", "functions")  # or the last part of a name
 OF_A_FUNCTION = frozenset(("type", "name", "description", "parameters", "strict"))
 
 
-def conversation(row: dict, columns: Columns, *, keep_answers: bool, shape: Shape) -> list[dict[str, Any]]:
+def conversation(row: dict, columns: Columns, *, keep_answers: bool, shape: Layout) -> list[dict[str, Any]]:
     """Return [{role, content}], ending with a user turn, or with an answer if `keep_answers`. Raises Refused.
 
     columns: of the row, as `shape` reads them.
@@ -49,7 +49,7 @@ def conversation(row: dict, columns: Columns, *, keep_answers: bool, shape: Shap
     return [message for message in messages if message["role"] != "system" or message["content"].strip()]
 
 
-def _turns(columns: Columns, row: dict, shape: Shape) -> list[dict]:
+def _turns(columns: Columns, row: dict, shape: Layout) -> list[dict]:
     for kind in CONVERSATION:
         if name := columns.name(kind):
             break
@@ -72,7 +72,7 @@ def _turns(columns: Columns, row: dict, shape: Shape) -> list[dict]:
     return turns
 
 
-def _of_prompt(text: str, columns: Columns, row: dict, shape: Shape) -> list[dict]:
+def _of_prompt(text: str, columns: Columns, row: dict, shape: Layout) -> list[dict]:
     """Return the turns of a row that has one question in a column, with its context."""
     if columns.name("part_of") or shape.role_of(shape.of_turn(row, "role")) not in (None, "user"):
         raise Refused("one turn of a conversation")
@@ -96,14 +96,14 @@ def _with_columns(turns: list[tuple[str, dict]], columns: Columns) -> list[tuple
     return turns
 
 
-def _role(turn: dict, shape: Shape) -> str:
+def _role(turn: dict, shape: Layout) -> str:
     role = shape.role_of(shape.of_turn(turn, "role"))
     if role is None:
         raise Refused("unknown role")
     return role
 
 
-def _message(role: str, turn: dict, shape: Shape) -> dict[str, Any]:
+def _message(role: str, turn: dict, shape: Layout) -> dict[str, Any]:
     if not PARTS_BESIDE_CONTENT.isdisjoint(turn) and any(turn.get(part) for part in PARTS_BESIDE_CONTENT):
         raise Refused("turn with parts other than content")
     text = _text(shape.of_turn(turn, "content"))
@@ -147,7 +147,7 @@ def _part(part: Any) -> str:
     raise Refused("content with parts other than text")
 
 
-def tools_of(columns: Columns, shape: Shape) -> Tools | None:
+def tools_of(columns: Columns, shape: Layout) -> Tools | None:
     """Return [{"type": "function", "function": {"name", …}}] as templates take it, None if a row has no tools.
 
     Reads OpenAI's two forms: the function in an object of its own, or its keys next to `type`.

@@ -69,7 +69,7 @@ Wanted = tuple[int, str, str, list[str]]  # rank, kind, name, path inside the co
 
 
 @dataclass(frozen=True)
-class Shape:
+class Layout:
     """fields: names by kind, the preferred first; roles: name in lower case → system, user, assistant or tool;
     keeps_tools: a row's tools go with its prompt."""
 
@@ -130,14 +130,14 @@ class Columns:
 
 def shape_of(
     fields: Mapping[str, str | Sequence[str]] | None, roles: Mapping[str, str] | None, *, keeps_tools: bool = False
-) -> Shape:
+) -> Layout:
     """Return the usual shape with the names of `fields` instead of its own, and with `roles` added.
 
     If `fields` names a column for the conversation, other kinds of conversations are not looked for.
     """
     given = {kind: [names] if isinstance(names, str) else list(names) for kind, names in (fields or {}).items()}
     others = dict.fromkeys(CONVERSATION, ()) if any(given.get(kind) for kind in CONVERSATION) else {}
-    return Shape(
+    return Layout(
         {**FIELDS, **others, **given},
         {**ROLES, **{name.lower(): role for name, role in (roles or {}).items()}},
         keeps_tools,

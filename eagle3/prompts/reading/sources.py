@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from eagle3.errors import InputError, require_packages
 from eagle3.prompts.licenses.terms import SourceTerms, source_terms
 from eagle3.prompts.reading.formats import FORMATS, PLAIN, has_ending
-from eagle3.prompts.reading.shapes import Shape, shape_of
+from eagle3.prompts.reading.shapes import Layout, shape_of
 from eagle3.secrets import without_query
 from eagle3.settings.prompts import SourceSettings
 
@@ -34,7 +34,7 @@ class Source:
     terms: SourceTerms
     limit: int | None  # prompts kept
     id_prefix: str
-    shape: Shape
+    shape: Layout
 
     def fingerprint(self) -> list[list[Any]]:
         """Return the state of all files: it changes if a file is added, removed, resized or rewritten."""

@@ -15,7 +15,7 @@ from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3
 from eagle3.head_files.format import load_head
 from eagle3.progress import Bar
-from eagle3.settings.serving import Answering, TuneSettings
+from eagle3.settings.serving import AnswerSettings, TuneSettings
 from eagle3.target.model import Target, load_target, unload
 
 
@@ -67,7 +67,7 @@ def decoder_gains(
     target_settings: Mapping[str, Any],
     head: Path,
     prompts: Sequence[list[int]],
-    answering: Answering,
+    answering: AnswerSettings,
 ) -> dict[Shape, Gain]:
     """Replay every setting on the target's own answers to these prompts.
 
@@ -79,7 +79,7 @@ def decoder_gains(
 
 
 def _replayed(
-    settings: TuneSettings, target: Target, head: Path, prompts: Sequence[list[int]], answering: Answering
+    settings: TuneSettings, target: Target, head: Path, prompts: Sequence[list[int]], answering: AnswerSettings
 ) -> dict[Shape, Gain]:
     loaded = load_head(head, num_layers=len(target.layers), dtype=target.embedding.dtype)
     kind = loaded.head.config.KIND

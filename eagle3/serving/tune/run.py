@@ -16,7 +16,7 @@ from eagle3.serving.tune.report import REPORT, write_tune_report
 from eagle3.serving.tune.search import Findings, search
 from eagle3.serving.tune.timing import ServerTimer
 from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.serving import Answering, TuneSettings
+from eagle3.settings.serving import AnswerSettings, TuneSettings
 from eagle3.target.files import TargetFiles
 
 
@@ -26,7 +26,7 @@ def tune(
     target: TargetFiles,
     head: str,
     prompts: Sequence[list[int]],
-    answering: Answering,
+    answering: AnswerSettings,
     *,
     target_settings: Mapping[str, Any],
     origin: Mapping[str, Any],

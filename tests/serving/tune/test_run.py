@@ -15,7 +15,7 @@ import eagle3.serving.tune.run
 from eagle3.errors import InputError, Interrupted
 from eagle3.serving.tune.run import tune
 from eagle3.serving.tune.timing import ServerTimer
-from eagle3.settings.serving import Answering, TuneSettings
+from eagle3.settings.serving import AnswerSettings, TuneSettings
 from eagle3.target.files import read_target_files
 
 
@@ -23,7 +23,7 @@ def tune_with(given: TuneSettings, folder: Path, *, head: Path | str = "head", *
     target = read_target_files(path=str(ASSETS / "tiny"), revision=None, trust_remote_code=False)
     tune(
         given, launch_settings(sglang_site(folder), check=False, **launch), target, str(head), [PROMPT, PROMPT[3:]],
-        Answering(max_new_tokens=12, temperature=0.0, seed=0), target_settings={"path": target.path}, origin={},
+        AnswerSettings(max_new_tokens=12, temperature=0.0, seed=0), target_settings={"path": target.path}, origin={},
         folder=folder / "out",
     )  # fmt: skip
 
