@@ -112,7 +112,8 @@ def split_code(texts: Iterable[str]) -> Split:
             stripped = line.strip()
             fence = stripped.startswith(FENCES)
             if stripped:  # a blank line does not end an indented block
-                after_code = fenced or fence or (after_code and line.startswith(INDENTED)) or _is_code(stripped)
+                inside = fenced or fence or (after_code and line.startswith(INDENTED))
+                after_code = bool(inside or stripped.endswith(CODE_ENDINGS) or CODE_BEGINNING.match(stripped))
             fenced ^= fence
             characters += len(stripped)
             if after_code:
@@ -120,10 +121,6 @@ def split_code(texts: Iterable[str]) -> Split:
             else:
                 prose.append(stripped)
     return Split("\n".join(prose), code_characters / characters if characters else 0.0)
-
-
-def _is_code(line: str) -> bool:
-    return line.endswith(CODE_ENDINGS) or CODE_BEGINNING.match(line) is not None
 
 
 def language_of(prose: str) -> str:

@@ -13,8 +13,7 @@ class Refused(Exception):
 
     def __init__(self, reason: str, id: str | None = None):
         super().__init__(reason)
-        self.reason = reason
-        self.id = id
+        self.reason, self.id = reason, id
 
 
 class Prompt(NamedTuple):  # not a dataclass: one is made for every row, in half the time

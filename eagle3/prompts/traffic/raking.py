@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float, Int, Num
 
 TOLERANCE = 1e-4  # share of the draw that every margin may miss
-SWEEPS = 200  # over all margins; then raking ends anyway
 
 
 class Margin(NamedTuple):
@@ -26,12 +25,7 @@ class Margin(NamedTuple):
 
 
 def rake(
-    pool: Int[np.ndarray, "C"],
-    margins: list[Margin],
-    *,
-    size: float,
-    sweeps: int = SWEEPS,
-    tolerance: float = TOLERANCE,
+    pool: Int[np.ndarray, "C"], margins: list[Margin], *, size: float, sweeps: int = 200, tolerance: float = TOLERANCE
 ) -> Float[np.ndarray, "C"]:
     """Return the expected counts of a draw of `size` rows without replacement; every cell of `pool` has one or more.
 
