@@ -229,10 +229,8 @@ class Trainer(TypedDict):
     benchmark: NotRequired[bool | None]
     detect_anomaly: NotRequired[bool]
     inference_mode: NotRequired[bool]
-    sync_batchnorm: NotRequired[bool]
     fast_dev_run: NotRequired[bool]
     profiler: NotRequired[Literal["simple", "advanced"] | None]
-    default_root_dir: NotRequired[Text | None]
 
 
 def _none_left() -> None:
@@ -252,7 +250,6 @@ class Ddp(TypedDict):
     static_graph: NotRequired[bool]
     bucket_cap_mb: NotRequired[Positive]
     process_group_backend: NotRequired[Literal["nccl", "gloo"] | None]
-    start_method: NotRequired[Literal["popen"]]
 
 
 @part_of("lightning.pytorch.strategies.ModelParallelStrategy", config=OPEN)
