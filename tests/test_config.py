@@ -99,8 +99,8 @@ def test_defaults_in_python_are_those_of_conf() -> None:
     config, compared = OmegaConf.to_container(composed("train")), 0
     assert isinstance(config, dict)
     parts = [(get_class(part["_target_"]), part) for name in ("callbacks", "logger") for part in config[name].values()]
-    parts += [(DataSettings, config["data"]), (get_class(config["optim"]["_target_"]), config["optim"])]
-    for made, part in parts:
+    parts += [(get_class(part["_target_"]), part) for part in map(config.get, ("optim", "loss", "kernels"))]
+    for made, part in [*parts, (DataSettings, config["data"])]:
         ours = made.__module__.startswith("eagle3.") and "__init__" in vars(made)
         parameters = inspect.signature(made).parameters if ours else {}
         for key in part.keys() & parameters.keys():

@@ -50,8 +50,8 @@ class OptimSettings(Settings):
 @part_of("eagle3.head.loss.UnrollLoss")
 @dataclass(frozen=True, kw_only=True)
 class LossSettings(Settings):
-    decay: Annotated[float, Field(gt=0, le=10)]
-    normalize: Literal["token", "sequence"]
+    decay: Annotated[float, Field(gt=0, le=10)] = 0.6
+    normalize: Literal["token", "sequence"] = "token"
     divergence: Part = field(default=None, metadata=OPTIONAL)
 
 
@@ -66,12 +66,12 @@ class TvSettings(Settings):
 class KernelSettings(Settings):
     """What computes a training step. Nothing but `fp8`, which rounds products, changes what is computed."""
 
-    attention: Literal["auto", "triton", "flash", "torch_flash", "padded"]
-    layer: Literal["auto", "fused", "plain"]
-    loss: Literal["auto", "chunked", "plain"]
-    loss_chunk: Count
-    fp8: bool
-    cuda_graphs: Annotated[Any, text_or(bool, Literal["auto"])]
+    attention: Literal["auto", "triton", "flash", "torch_flash", "padded"] = "auto"
+    layer: Literal["auto", "fused", "plain"] = "auto"
+    loss: Literal["auto", "chunked", "plain"] = "auto"
+    loss_chunk: Count = 8192
+    fp8: bool = False
+    cuda_graphs: Annotated[Any, text_or(bool, Literal["auto"])] = "auto"
 
     def __post_init__(self) -> None:
         if self.fp8 and "plain" in (self.layer, self.loss):

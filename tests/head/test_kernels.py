@@ -27,7 +27,6 @@ from eagle3.head.loss import plain_loss
 
 GpuOf = Callable[..., None]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-AUTO = {"attention": "auto", "layer": "auto", "loss": "auto", "loss_chunk": 8192, "fp8": False, "cuda_graphs": "auto"}
 
 
 def choose(
@@ -38,9 +37,8 @@ def choose(
     **settings: Any,
 ) -> KernelPlan:
     config = make_head(**head or {}).config
-    return choose_kernels(
-        KernelSettings(**AUTO | settings), device=device, precision=precision, config=config, divergence=divergence
-    )
+    asked = KernelSettings(**settings)
+    return choose_kernels(asked, device=device, precision=precision, config=config, divergence=divergence)
 
 
 @pytest.fixture
@@ -147,7 +145,7 @@ def test_steps_are_recorded_where_nothing_reads_a_batch_on_the_host(
     config = replace(make_head().config, **changes.get("head", {}))
     given = {"device": GPU, "precision": "bf16-mixed", "config": config}
     given["graphs_obstacle"] = changes.get("graphs_obstacle")
-    settings = AUTO | {key: value for key, value in changes.items() if key in AUTO}
+    settings = {key: value for key, value in changes.items() if key in vars(KernelSettings())}
     with caplog.at_level("INFO"):
         assert choose_kernels(KernelSettings(**settings), **given).cuda_graphs is (obstacle is None)
     assert (obstacle or "launch      by graph") in caplog.text
@@ -173,8 +171,8 @@ def test_large_heads_are_launched_one_by_one_unless_graphs_are_named(monkeypatch
 )
 def test_settings_that_make_no_sense_are_refused_before_anything_runs(settings: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        KernelSettings(**AUTO | settings)
-    assert KernelSettings(**AUTO | {"loss_chunk": 1})
+        KernelSettings(**settings)
+    assert KernelSettings(loss_chunk=1)
 
 
 @pytest.mark.parametrize(
