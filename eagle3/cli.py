@@ -1,4 +1,4 @@
-"""What the entry scripts share: errors as one line, the one place that instantiates a config, seeds, loggers."""
+"""Shared by the entry scripts: errors as one line, the one place that instantiates a config, facts of a run."""
 
 import copy
 import errno
@@ -158,7 +158,7 @@ def start(main: Callable[[], Any]) -> None:
 
 
 def end_like_ctrl_c(number: int, frame: FrameType | None) -> None:
-    """By the handler of that moment: asyncio's own ends its tasks first."""
+    """Call SIGINT's handler of that moment: asyncio's own ends its tasks first."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler):  # ignored, as in a shell's background
         handler = signal.default_int_handler
@@ -210,7 +210,7 @@ def given_keys() -> list[str]:
 
 
 def wrong_override(error: Exception) -> str:
-    """What Hydra says of an override, without its advice to add unknown keys and its search path."""
+    """Return Hydra's message about an override, without its advice to add unknown keys and its search path."""
     message = message_of(error)
     if word := NOT_KEY_VALUE.search(message):
         given = word["word"]
@@ -337,7 +337,7 @@ def in_own_process() -> int:
 
 
 def quiet_libraries() -> None:
-    """Their progress bars for loading weights and their hints would drown ours."""
+    """Silence libraries: their progress bars for loading weights and their hints would drown ours."""
     import transformers  # seconds, which prompts and --help do without
 
     from eagle3.adapters.transformers import require_transformers

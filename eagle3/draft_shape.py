@@ -6,7 +6,7 @@ from eagle3.errors import InputError
 
 
 class Shape(NamedTuple):
-    """How a head drafts; `draft_tokens` counts the root, also of a chain."""
+    """Shape of a draft; `draft_tokens` counts the root, also of a chain."""
 
     steps: int
     topk: int

@@ -1,4 +1,4 @@
-"""What is secret, and what is shown of it: the one place that logs, files, W&B and errors go through.
+"""Hides secrets: the one place that logs, files, W&B and errors go through.
 
 Secret are all values of `launch.env`, values of keys like `api-key`, passwords and signatures in URLs, and the values
 of those environment variables whose names say so. They are best given in the environment: no key of the config asks for

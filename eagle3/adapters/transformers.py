@@ -176,7 +176,7 @@ class BranchingLayer(PreallocatedLayer):
         return self._branched(self.keys, key_states), self._branched(self.values, value_states)
 
     def keep(self, row: int, count: int, *, read: int) -> None:
-        """Of the `read` tokens of the latest forward, keep the first `count` of one row and forget the rest."""
+        """Keep the first `count` of the `read` tokens of the latest forward, of one row, and forget the rest."""
         if self.branches is None:
             self.used -= read - count
         else:
@@ -210,7 +210,7 @@ def _exchanged(model: PreTrainedModel, exchange: Callable[[Any], Any]) -> Dynami
 
 
 def keep_branch(cache: DynamicCache, row: int, count: int, *, read: int) -> None:
-    """Of the `read` tokens of the latest forward, keep the first `count` of one row and forget the rest."""
+    """Keep the first `count` of the `read` tokens of the latest forward, of one row, and forget the rest."""
     for layer in cache.layers:
         if isinstance(layer, BranchingLayer):
             layer.keep(row, count, read=read)

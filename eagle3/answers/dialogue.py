@@ -36,7 +36,7 @@ class Dialogue:
 
     @property
     def seed(self) -> int:
-        """Of this turn's answer: the same in whatever order and company the turns are answered."""
+        """The seed of this turn's answer: the same in whatever order and company the turns are answered."""
         digest = hashlib.sha256(f"{self._seed}\0{self.prompt['id']}\0{self.turn}".encode()).digest()
         return int.from_bytes(digest[:8], "big") >> 1
 

@@ -43,7 +43,7 @@ class MadeWith(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerCounts(Record):
-    """What the stage made; `finish_reasons` and `errors` count turns by reason."""
+    """Totals of the stage; `finish_reasons` and `errors` count turns by reason."""
 
     prompts: int
     rows: int

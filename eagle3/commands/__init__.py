@@ -1,1 +1,1 @@
-"""What the three scripts do with a valid config; PyTorch and Lightning are imported only then."""
+"""Run the three scripts' valid configs; PyTorch and Lightning are imported only then."""

@@ -1,4 +1,4 @@
-"""What precompute.py does with a valid config: runs the stages in their order, each alone in the folder that it writes.
+"""Runs precompute.py's valid config: the stages in their order, each alone in the folder that it writes.
 
 A stage imports what it needs when it runs: prompts are cleaned without PyTorch, and everything else works without the
 extra `prompts`.

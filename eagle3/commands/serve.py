@@ -1,4 +1,4 @@
-"""What serve.py does with a config whose keys hold: one function for each action."""
+"""Runs serve.py's valid config: one function for each action."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What train.py does with a config whose keys hold: builds data, head and trainer, trains, and reports the score."""
+"""Runs train.py's valid config: builds data, head and trainer, trains, and reports the score."""
 
 import logging
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""Which samples are used and how often: rules that leave samples out, and a weight for each of several stores.
+"""Chooses samples and how often each is used: rules that leave samples out, and a weight for each of several stores.
 
 No store is rewritten, and only the index columns of samples are read. Shapes: N samples.
 """

@@ -99,7 +99,7 @@ class Verifier:
 
 
 class StepwiseVerifier(Verifier):
-    """For targets with a recurrent state, from which no token can be removed: it reads only tokens that it has chosen.
+    """Verifier of targets with a recurrent state, which cannot forget a token: it reads only tokens that it has chosen.
 
     Each token costs a forward, drafted or not. The accept length is the same, but the time means nothing."""
 

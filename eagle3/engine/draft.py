@@ -1,4 +1,4 @@
-"""How a head drafts, in terms of SGLang's flags, and SGLang's adaptive drafting: steps by the number of requests.
+"""Drafting in terms of SGLang's flags, and SGLang's adaptive drafting: steps by the number of requests.
 
 The file of adaptive drafting is a JSON object, {"1": {"candidate_steps": [7]}, "32": {"candidate_steps": [0]}}: a
 batch takes the entry of the largest number that is not above its size. With 0 steps SGLang drafts nothing, but still

@@ -47,7 +47,7 @@ STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSettings(SampleSettings):
-    """What a sample holds, the captured layers, who captures them, and the dtype that the target computes in."""
+    """Content of a sample, the captured layers, who captures them, and the dtype that the target computes in."""
 
     captured_by: str
     target_dtype: str

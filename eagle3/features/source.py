@@ -52,7 +52,7 @@ class FeatureSource(Protocol):
 
     @property
     def answer_counts(self) -> Int[Tensor, " V"]:
-        """How often each target token occurs in the answers."""
+        """Count of each target token in the answers."""
 
     @property
     def fingerprint(self) -> str:

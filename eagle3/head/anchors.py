@@ -1,4 +1,4 @@
-"""Which anchors are trained, at which steps of the training-time test (TTT, EAGLE-3's unroll, arXiv:2503.01840).
+"""Finds the trained anchors, and their steps of the training-time test (TTT, EAGLE-3's unroll, arXiv:2503.01840).
 
 Anchor t joins feature h_t with the embedding of x_{t+1}; step k predicts x_{t+2+k}. It is trained iff
 x_{t+1} … x_{t+2+k} are all answer tokens of one turn: a chain that serving could start there and accept so far.

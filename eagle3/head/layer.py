@@ -1,4 +1,4 @@
-"""How the unroll runs the head's layer around attention.
+"""Interface by which the unroll runs the head's layer around attention.
 
 `PlainLayer` is the head's own methods on plain autograd: the reference for `FusedLayer` in fast/.
 kernels.py chooses.

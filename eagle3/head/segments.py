@@ -1,4 +1,4 @@
-"""Which tokens the anchors of a pack attend to, as calls of an attention kernel.
+"""Tokens that the anchors of a pack attend to, as calls of an attention kernel.
 
 One causal call covers the span of each turn: the tokens from the end of the sample's previous turn up to the anchor.
 The spans of earlier turns follow by halving the turns of a sample recursively: at each level the anchors of the right

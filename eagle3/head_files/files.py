@@ -66,7 +66,7 @@ class HeadFiles:
 
     @property
     def nested(self) -> bool:
-        """Whether config.json is in the layout of vLLM's speculators."""
+        """Say whether config.json is in the layout of vLLM's speculators."""
         return NESTED in self.written
 
     @property

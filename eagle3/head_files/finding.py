@@ -1,4 +1,4 @@
-"""What a check of an exported head finds, and the table of findings. All checks are listed in checks.py.
+"""Findings of the checks of an exported head, and their table. All checks are listed in checks.py.
 
 A check is a function that yields its problems; silence means that what its docstring says is so. What a message says
 of SGLang was read in the source of 0.5.17: models/llama_eagle3.py, models/llama.py, configs/model_config.py,
@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFacts:
-    """What the checks need to know of the target; what is None was not at hand."""
+    """Facts about the target that the checks need; None: not at hand."""
 
     config: TargetConfig
     dtype: str | None

@@ -1,4 +1,4 @@
-"""Which servers can serve a head: SGLang, vLLM and llama.cpp; and why the others cannot.
+"""Servers that can serve a head: SGLang, vLLM and llama.cpp; and why the others cannot.
 
 The reasons were read in SGLang 0.5.17 (models/llama_eagle3.py), vLLM 0.32.0 (models/llama_eagle3.py,
 transformers_utils/configs/speculators, v1/worker/gpu_model_runner.py) and llama.cpp b11434 (conversion/llama.py,

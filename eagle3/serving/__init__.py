@@ -1,1 +1,1 @@
-"""From a trained head to a served one: export, check, measure."""
+"""Exports, checks, serves and measures trained heads."""

@@ -182,7 +182,7 @@ def _options(script: str) -> list[str]:
 
 
 def _is_option(word: str, script: str) -> bool:
-    """Whether a word of the command line, where Hydra has refused another one, chooses an option of the script."""
+    """Tell whether a word of the command line, where Hydra has refused another, chooses an option of the script."""
     group, _, option = word.partition("=")
     known = re.fullmatch(r"[\w/]+=\w+", word) and (ROOT / "conf" / group / f"{option}.yaml").is_file()
     return bool(known) and (group == "action" or group.replace("/", ".") in known_keys(script, []))

@@ -32,7 +32,7 @@ def _value(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSettings(Settings):
-    """How SGLang servers are started."""
+    """Settings that SGLang servers are started with."""
 
     python: Text | None
     env: dict[Annotated[str, AfterValidator(_variable)], Annotated[Any, AfterValidator(_value)]] | None

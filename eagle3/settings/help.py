@@ -1,4 +1,4 @@
-"""What --help prints: the command, its groups with their options, each key with its comment from conf/."""
+"""Text of --help: the command, its groups with their options, each key with its comment from conf/."""
 
 import ast
 import re

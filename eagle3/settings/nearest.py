@@ -68,6 +68,6 @@ def _by_another_name(word: str, known: Sequence[str]) -> list[str]:
 
 
 def _by_last_word(word: str, known: Sequence[str]) -> list[str]:
-    """Of `weight_decya`, in whatever group."""
+    """Find the key that `weight_decya` means, in whatever group."""
     by_word = {key.rpartition(".")[2]: key for key in reversed(known)}
     return [by_word[word] for word in get_close_matches(word, list(by_word), n=1, cutoff=LIKE)]

@@ -50,7 +50,7 @@ class ChatSettings(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Settings):
-    """How answers are sampled, and how long they may be."""
+    """Sampling of answers, and their longest length."""
 
     temperature: Temperature
     top_p: Annotated[float, Field(gt=0, le=1)]
@@ -76,7 +76,7 @@ class HuggingFaceSettings(TypedDict):
 @part_of("eagle3.answers.served.ServedAnswerer")
 @dataclass(frozen=True, kw_only=True)
 class ServedSettings(Settings):
-    """How servers are asked for answers. A `name` is a key of ENDPOINTS in eagle3/engine/endpoint.py."""
+    """Requests to servers for answers. A `name` is a key of ENDPOINTS in eagle3/engine/endpoint.py."""
 
     name: Literal["sglang", "openai", "auto"]
     urls: list[Address]
@@ -100,7 +100,7 @@ class ImportedSettings(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureSettings(Settings):
-    """How features are captured inside SGLang servers."""
+    """Capture of features inside SGLang servers."""
 
     required: bool
     servers: Places | None
@@ -113,7 +113,7 @@ class CaptureSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings(Settings):
-    """What a sample of a feature store holds."""
+    """Content of a sample of a feature store."""
 
     dtype: Literal["bfloat16", "float16", "float32", "fp8"]
     max_length: Annotated[int, Field(ge=2, le=2**24)]

@@ -86,7 +86,7 @@ class ForbiddenSource(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class LicenseSettings(Settings):
-    """Which licences and sources may be used."""
+    """Licences and sources that may be used."""
 
     allowed: list[Text]
     allowed_terms: list[Text]
@@ -120,7 +120,7 @@ class LengthSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageSettings(Settings):
-    """Which languages are kept."""
+    """Languages that are kept."""
 
     allowed: Annotated[list[Text], Field(min_length=1)] | None
     unknown: Literal["keep", "refuse"]
@@ -128,7 +128,7 @@ class LanguageSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class LeakSettings(Settings):
-    """Which benchmarks no prompt may overlap with."""
+    """Benchmarks that no prompt may overlap with."""
 
     benchmarks: list[Annotated[Any, text_or(OtherSource)]]
     dropped_words: Words
@@ -136,7 +136,7 @@ class LeakSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DuplicateSettings(Settings):
-    """Which prompts repeat others."""
+    """Bounds from which a prompt repeats another."""
 
     exact: bool
     near: bool
@@ -250,7 +250,7 @@ def _one_path(path: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings(Settings):
-    """Where conversations come from: `path` alone, or the list `sources`."""
+    """Sources of conversations: `path` alone, or the list `sources`."""
 
     path: Annotated[Text | None, BeforeValidator(_one_path)]
     name: Text | None = None
@@ -265,7 +265,7 @@ class SourceSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class StageSettings(SourceSettings):
-    """Where conversations come from, how many are kept, and what the stage takes of the machine."""
+    """Sources of conversations, how many prompts are kept, and what the stage takes of the machine."""
 
     limit: Count | None
     processes: Places | None

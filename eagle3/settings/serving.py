@@ -26,7 +26,7 @@ class PromptFile(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSettings(Settings):
-    """What a head must reach before it is served."""
+    """Requirements on a head before it is served."""
 
     min_accept_length: Annotated[float, Field(ge=0, le=65)] = 1.0
     max_difference: NotNegative = math.inf
@@ -50,7 +50,7 @@ def _sampling(sampling: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings(Settings):
-    """What a bench run measures."""
+    """Loads that a bench run measures."""
 
     prompts: Annotated[dict[Text, Text], Field(min_length=1)] | None
     concurrency: Annotated[list[Concurrency], Field(min_length=1)]
@@ -77,7 +77,7 @@ class Assumed(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class TuneSettings(Settings):
-    """What tune chooses among, and how."""
+    """Settings that tune chooses among, and how it does."""
 
     concurrency: Concurrency
     loads: Annotated[list[Concurrency], Field(min_length=1)] | None
@@ -124,7 +124,7 @@ class Drafting(DraftShape):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerSettings(Settings):
-    """How the target answers."""
+    """Sampling and length of the target's answers."""
 
     max_new_tokens: NewTokens
     temperature: Temperature
@@ -133,7 +133,7 @@ class AnswerSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding(AnswerSettings, Drafting):
-    """How the target answers, and how the head drafts."""
+    """The target's answers, and the head's drafts."""
 
 
 @dataclass(frozen=True, kw_only=True)

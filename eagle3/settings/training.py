@@ -64,7 +64,7 @@ class TvSettings(Settings):
 @part_of("eagle3.head.kernels.KernelSettings")
 @dataclass(frozen=True, kw_only=True)
 class KernelSettings(Settings):
-    """What computes a training step. Nothing but `fp8`, which rounds products, changes what is computed."""
+    """Implementation of a training step. Only `fp8`, which rounds products, changes what is computed."""
 
     attention: Literal["auto", "triton", "flash", "torch_flash", "padded"] = "auto"
     layer: Literal["auto", "fused", "plain"] = "auto"
@@ -131,7 +131,7 @@ class SampleRules(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class PackSettings(Settings):
-    """How samples are split, packed and read."""
+    """Settings for splitting, packing and reading samples."""
 
     pack_tokens: Annotated[int, Field(ge=2, le=2**24)] = 4096
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05

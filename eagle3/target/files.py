@@ -24,7 +24,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True, eq=False)
 class TargetFiles:
-    """What can be known of a target without loading it."""
+    """Facts about a target that its files tell without its weights."""
 
     path: str
     revision: str | None
@@ -125,6 +125,6 @@ def ends_of_turn(
 
 
 def stated_dtype(config: dict[str, Any]) -> str | None:
-    """That of the files, if a head can be served in it."""
+    """Return the dtype of the files, if a head can be served in it."""
     stated = [part.get(key) for part in (config, config.get("text_config") or {}) for key in ("dtype", "torch_dtype")]
     return next((dtype for dtype in stated if dtype in DTYPES), None)  # heads are served in these

@@ -1,4 +1,4 @@
-"""Which model a target is: what features, heads and checkpoints record of it, and compare."""
+"""Identity of a target, which features, heads and checkpoints record and compare."""
 
 import hashlib
 import re

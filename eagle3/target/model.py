@@ -47,7 +47,7 @@ class Target(TargetFiles):
 
     @property
     def device(self) -> torch.device:
-        """Where token ids go in and features come out; a balanced model has its layers elsewhere too."""
+        """Device of token ids and features; a balanced model has its layers on others too."""
         return self.embedding.device
 
     @property
@@ -56,7 +56,7 @@ class Target(TargetFiles):
 
     @property
     def embedding(self) -> Float[Tensor, "V H"]:
-        """As stored; Gemma scales what it looks up by √H, which is no part of this matrix."""
+        """The matrix as stored; Gemma scales its rows by √H when it looks them up."""
         return self.model.get_input_embeddings().weight  # type: ignore[return-value]
 
     @property

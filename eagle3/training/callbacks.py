@@ -28,12 +28,12 @@ PATHS = ("best_model_path", "kth_best_model_path")  # in the state of a ModelChe
 
 
 def ends_step(trainer: Trainer, batch_idx: int) -> bool:
-    """Whether this batch was the last of its optimizer step."""
+    """Tell whether this batch was the last of its optimizer step."""
     return (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
 
 
 def logs_step(trainer: Trainer, batch_idx: int) -> bool:
-    """Whether this batch was the last of an optimizer step that is logged; in others the host never waits for the GPU.
+    """Tell whether this batch ended an optimizer step that is logged; in others the host never waits for the GPU.
 
     Only for `on_train_batch_end`, when the step is counted."""
     every = trainer.log_every_n_steps  # type: ignore[attr-defined]
@@ -84,7 +84,7 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 class Stop(Enum):
-    """How far a signal has ended the run. A signal handler moves only NO to SIGNALLED, so none is lost."""
+    """Progress of a stop by a signal. A signal handler moves only NO to SIGNALLED, so none is lost."""
 
     NO = auto()
     SIGNALLED = auto()  # this rank got a signal, the others do not know yet

@@ -58,7 +58,7 @@ class RecordedMuon(PortableMuon):
 
 
 class _Updates:
-    """What Muon adds to the parameters at a learning rate of 1: its own step, without weight decay, on zeros.
+    """Muon's change of the parameters at a learning rate of 1: its own step, without weight decay, on zeros.
 
     A graph has fixed numbers and memory. So it knows neither the learning rate nor where the gradients are."""
 

@@ -1,4 +1,4 @@
-"""Which checkpoint a run resumes from, and what must be the same as when the checkpoint was saved.
+"""Finds the checkpoint that a run resumes from, and compares what must be as when it was saved.
 
 A run folder has one training. Once it has checkpoints, only its latest one resumes it, or a later one in the run's own
 copies: a resumed run overwrites last.ckpt, and deletes the best checkpoints that the resumed one does not know.
@@ -139,7 +139,7 @@ def _download(bucket: Storage, name: str, path: Path) -> None:
 
 
 def _same_file(bucket: Storage, name: str, path: Path) -> bool:
-    """Whether both are the same checkpoint, by size and the sha256 at the end."""
+    """Tell whether both are the same checkpoint, by size and the sha256 at the end."""
     if not path.is_file() or path.stat().st_size != bucket.size(name):
         return False
     return read_comment(LocalFolder(path.parent), path.name) == read_comment(bucket, name)

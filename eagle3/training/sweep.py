@@ -80,7 +80,7 @@ def require_direction(config: DictConfig) -> None:
 
 
 def first_rank() -> bool:
-    """Whether this is the first of the processes that torchrun or a scheduler starts with the same command."""
+    """Tell if this is the first of the processes that torchrun or a scheduler starts with the same command."""
     return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "RANK", "SLURM_PROCID"))
 
 

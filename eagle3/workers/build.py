@@ -1,4 +1,4 @@
-"""From a config to the workers of a stage."""
+"""Builds the workers of a stage from a config."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""This process is the only worker."""
+"""Workers that are this process alone."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain

@@ -1,4 +1,4 @@
-"""Whether a row may be used: SPDX expressions against an allow-list, and sources refused by name."""
+"""Decides whether a row may be used: SPDX expressions against an allow-list, and sources refused by name."""
 
 import logging
 import re

@@ -9,7 +9,7 @@ Tools = list[dict[str, Any]]
 
 
 class Refused(Exception):
-    """Why a row is not a prompt. The reason is one of a few fixed phrases and never quotes the row."""
+    """The reason why a row is not a prompt. It is one of a few fixed phrases and never quotes the row."""
 
     def __init__(self, reason: str, id: str | None = None):
         super().__init__(reason)

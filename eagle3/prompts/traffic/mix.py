@@ -1,4 +1,4 @@
-"""How many prompts of each cell to keep to match production traffic: quotas by stratum, raking inside.
+"""Chooses how many prompts of each cell match production traffic: quotas by stratum, raking inside.
 
 Strata are the joint bins of a few features; each has a quota. Inside a stratum prompts are drawn, without replacement,
 so that the other features are as close to the target as the pool allows. If the pool lacks prompts for a stratum, the

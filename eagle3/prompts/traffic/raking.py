@@ -1,4 +1,4 @@
-"""How many rows to take from each cell of a table to get the wanted margins. Shapes: C cells, B bins of a margin.
+"""Chooses how many rows of each cell of a table give the wanted margins. Shapes: C cells, B bins of a margin.
 
 Raking, or iterative proportional fitting (Deming and Stephan 1940), scales the cells of every bin to the bin's goal,
 margin after margin, until all fit. The result is the mix with those margins that is closest to the pool, in relative

@@ -50,7 +50,7 @@ class RunningServer:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What is measured on each server. `prompts` maps the name of a set to token ids, `sampling` is as SGLang's
+    """Loads of each server. `prompts` maps the name of a set to token ids, `sampling` is as SGLang's
     `sampling_params`."""
 
     settings: BenchSettings

@@ -1,1 +1,1 @@
-"""What a server would make of a head."""
+"""Checks what a server would make of a head."""

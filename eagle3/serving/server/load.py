@@ -16,7 +16,7 @@ from eagle3.settings.serving import BenchSettings, TuneSettings
 
 @dataclass(frozen=True)
 class Agreement:
-    """How many answers were compared with the plain server's, and how many were the same (see PlainAnswers)."""
+    """Counts of answers compared with the plain server's, and of those that were the same (see PlainAnswers)."""
 
     same: int
     compared: int

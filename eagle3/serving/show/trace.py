@@ -1,4 +1,4 @@
-"""How prompts were decoded, token by token: what the page shows, as plain values.
+"""Decoded prompts, token by token: the page's content as plain values.
 
 Tokens are in visible form: parts of characters, line ends, control characters, other writing directions.
 """
