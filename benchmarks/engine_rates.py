@@ -1,5 +1,5 @@
 """How full the clients keep an SGLang server, at Llama-3.1-8B's shape on one GPU: answers and captured features, each
-beside the same requests sent in one offline batch to the same server.
+next to the same requests sent in one offline batch to the same server.
 
     python benchmarks/engine_rates.py --work DIR --out RESULT.json --launch '{"python": "python3", "env": {…}}'
 
@@ -44,7 +44,7 @@ LAYERS = [2, 16, 29]
 
 @dataclass
 class OneTurn:
-    """A `Conversation` of the answerer's door."""
+    """A conversation as an answerer takes it."""
 
     prompt_ids: list[int]
     seed: int

@@ -5,7 +5,7 @@
 
 The texts are not in the repository. DIR: a checkout of github.com/gitleaks/gitleaks (MIT), mongodb/kingfisher
 (Apache-2.0), Yelp/detect-secrets (Apache-2.0), trufflesecurity/trufflehog (AGPL-3.0, only measured with): the examples
-beside their rules, right and wrong ones; of trufflehog what its detectors' tests find. FILE:
+next to their rules, right and wrong ones; of trufflehog what its detectors' tests find. FILE:
 data/synth_dataset_v2.json of microsoft/presidio-research (MIT). Faker (MIT) fills its sentences with the values of each
 locale. --prose: a file of sentences about passwords, a JSON object a line: `text`, and `start` and `end` of the
 password where there is one. Ours holds what sixty exact phrases ("my password is ", "Passwort lautet", "密码是 ") find

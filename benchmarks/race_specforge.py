@@ -96,7 +96,7 @@ class SpecForge:
         self.optimizer = BF16Optimizer(self.draft, lr=lr, total_steps=total_steps)
         if layout == "joined":
             llama3_eagle.generate_eagle3_mask = self._mask_within_documents
-        if not on_gpu:  # its loss is a Triton kernel; beside it stands its plain twin
+        if not on_gpu:  # its loss is a Triton kernel, next to its reference
             eagle3_model.LogSoftmaxLoss = type("PlainLoss", (), {"apply": staticmethod(_compute_loss)})
 
     def batch(self, samples: list[Sample]) -> list[Part]:

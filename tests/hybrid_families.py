@@ -1,4 +1,4 @@
-"""Tiny configs of the families that keep a state beside or instead of keys and values."""
+"""Tiny configs of the families that keep a state in addition to or instead of keys and values."""
 
 from typing import Any
 

@@ -484,7 +484,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     ("name", "said"),
     [("prompts.jsonl", "make room"), ("answers.jsonl", "cannot be written (No space"), ("shard-000001-", "make room")],
 )
-def test_a_full_disk_keeps_what_was_written_and_the_same_command_goes_on(
+def test_a_full_disk_keeps_what_was_written_and_the_same_command_continues(
     world: World, fails: Fails, call: Call, full_disk: Callable[[str], None], tmp_path: Path, name: str, said: str
 ) -> None:
     settings = (*world.precompute, f"out_dir={tmp_path}/dir", "answers=huggingface", "answers.window=16")
@@ -520,7 +520,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_exported_head_whole(
     ("watched", "stop"),
     [("answers/answers.jsonl", signal.SIGTERM), ("features/shard-000000.index", signal.SIGKILL)],
 )
-def test_a_stopped_precompute_goes_on_where_it_was(world: World, tmp_path: Path, watched: str, stop: int) -> None:
+def test_a_stopped_precompute_continues_where_it_was(world: World, tmp_path: Path, watched: str, stop: int) -> None:
     settings = (
         *world.precompute, f"out_dir={tmp_path}/dir", "answers=huggingface", "answers.window=4",
         "answers.batch_size=4", "features.batch_tokens=64",

@@ -188,7 +188,7 @@ def test_every_key_takes_any_value_or_is_named_in_one_line(number: int, value: A
         ("serve action=bench", "bench.sampling={ignore_eos:true}", "bench.sampling.ignore_eos=true would measure"),
     ],
 )
-def test_a_wrong_setting_is_one_line_with_the_way_out(script: str, override: str, line: str) -> None:
+def test_a_wrong_setting_is_one_line_with_a_fix(script: str, override: str, line: str) -> None:
     script, *options = [*script.split(), "out_dir=DIR"] if script == "precompute" else script.split()
     with pytest.raises(InputError) as refused:
         check_settings(

@@ -24,7 +24,7 @@ def pip(*arguments: str) -> None:
 
 
 class Installed(NamedTuple):
-    """The folder that the wheel was installed into, and one beside it to run commands in."""
+    """The folder that the wheel was installed into, and one next to it to run commands in."""
 
     wheel: Path
     site: Path

@@ -15,7 +15,7 @@ needs_triton = pytest.mark.skipif(not find_spec("triton"), reason="Triton comes 
 def run_in_interpreter(code: str) -> None:
     """In a process of its own: the variable counts when kernels are imported. Modules of the tests can be imported."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", f"import triton_interpreter; triton_interpreter.mend(); {code}"]
+    command = [sys.executable, "-c", f"import triton_interpreter; triton_interpreter.patch(); {code}"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -34,7 +34,7 @@ def in_triton(check: Callable[[str], None]) -> Callable[[str], None]:
     return test
 
 
-def mend() -> None:
+def patch() -> None:
     """Fill gaps that Triton's interpreter has had in some of the versions 3.5 to 3.9."""
     from triton.runtime import interpreter
 

@@ -56,7 +56,7 @@ def test_an_answer_does_not_depend_on_the_rows_that_share_the_batch(model, promp
     assert len(set(lengths)) > 3  # rows did leave the batch at different times
 
 
-def test_a_longer_row_beside_it_does_not_change_an_answer_where_positions_depend_on_length():
+def test_a_longer_row_next_to_it_does_not_change_an_answer_where_positions_depend_on_length():
     torch.manual_seed(0)
     model = Phi3ForCausalLM(text_config("phi3_longrope", num_layers=2)).eval()
     short, long = [3, 5, 7, 9], list(range(10, 40))

@@ -129,7 +129,7 @@ def test_what_no_server_answers_is_counted_and_asked_again_by_the_next_run(
         assert ask([url]) == expected
 
 
-def test_a_run_without_servers_ends_in_one_line_and_the_next_one_goes_on(
+def test_a_run_without_servers_ends_in_one_line_and_the_next_one_continues(
     ask: Ask, server: ProtocolServer, expected: Rows
 ) -> None:
     server.fault = lambda number: web.Response(status=503) if number > 12 else None

@@ -99,7 +99,7 @@ def test_a_step_that_would_be_cut_is_refused(store: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])  # fsdp restores after it has counted the packs of the epoch
-def test_a_training_goes_on_with_fewer_processes_and_with_more(tmp_path: Path, strategy: str) -> None:
+def test_a_training_continues_with_fewer_processes_and_with_more(tmp_path: Path, strategy: str) -> None:
     store, run = write_store(tmp_path / "store", random_samples(600)), tmp_path / "run"
     last, log = run / "checkpoints/last.ckpt", tmp_path / "log"
 

@@ -123,7 +123,7 @@ def test_validation_is_as_ever(store_path: Path) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_resume_anywhere_in_an_epoch_goes_on_with_the_next_pack(store_path: Path, world_size: int) -> None:
+def test_a_resume_anywhere_in_an_epoch_continues_with_the_next_pack(store_path: Path, world_size: int) -> None:
     for rank in range(world_size):
         where = {"world_size": world_size, "global_rank": rank, "current_epoch": 2}
         whole = batches(data_of(str(store_path), **where))

@@ -102,7 +102,7 @@ def test_a_server_that_is_not_there_or_too_slow_has_failed(protocol: Any) -> Non
         complete(protocol(url), timeout_s=0.2)
 
 
-def test_a_server_of_text_alone_is_refused_with_the_way_out() -> None:
+def test_a_server_of_text_alone_is_refused_with_a_fix() -> None:
     server = answering([7, 2], "stop")
     text = {"choices": [{"text": "hello", "finish_reason": "stop"}]}
     server.fault = lambda number: web.json_response(text)

@@ -102,8 +102,6 @@ def test_a_mask_that_changes_nothing_says_so(tmp_path: Path, caplog: pytest.LogC
         (Everything(), {"teachers": "answers"}, r"loss_mask=everything .*features\.teachers=all"),
     ],
 )
-def test_a_store_that_cannot_serve_a_mask_is_refused_with_the_way_out(
-    mask: AllTurns, made_from: dict, message: str
-) -> None:
+def test_a_store_that_cannot_serve_a_mask_is_refused_with_a_fix(mask: AllTurns, made_from: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         mask.check(replace(MADE_FROM, **made_from))

@@ -141,7 +141,7 @@ def test_states_that_are_far_from_hugging_faces_are_found(run: Run, target: Targ
         run("served", sentinels=[one])
 
 
-def test_without_hugging_faces_forward_the_engines_logits_judge(
+def test_without_hugging_faces_forward_the_engines_logits_decide(
     run: Run, stored: StoredTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("served", sentinels=plain_sentinels(stored)).samples == 24

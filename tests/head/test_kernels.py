@@ -211,7 +211,7 @@ def test_pytorchs_flash_kernel_may_be_left_out_of_a_build(gpu_of: GpuOf, monkeyp
     assert "is left out of this build" in flash_obstacle("torch_flash", GPU, "bf16-mixed", 64)
 
 
-def test_a_named_attention_that_cannot_run_is_refused_with_the_way_out() -> None:
+def test_a_named_attention_that_cannot_run_is_refused_with_a_fix() -> None:
     with pytest.raises(InputError, match=r"kernels\.attention=triton needs a CUDA GPU .*; kernels\.attention=auto"):
         choose(attention="triton")
 

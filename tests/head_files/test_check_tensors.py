@@ -27,7 +27,7 @@ def found(stored: Tensor, target: Tensor) -> list[str]:
 @pytest.fixture
 def embedding() -> Tensor:
     rows = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(0))
-    return rows * torch.logspace(-3, 3, VOCAB)[:, None]  # what counts is a difference beside the row's own length
+    return rows * torch.logspace(-3, 3, VOCAB)[:, None]  # what counts is a difference relative to the row's length
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

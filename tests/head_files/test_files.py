@@ -26,7 +26,7 @@ def head(tmp_path: Path) -> Path:
 
 
 def split(head: Path) -> list[str]:
-    """Into two shards with an index, as transformers writes them; a stale whole file stays beside them."""
+    """Into two shards with an index, as transformers writes them; a stale whole file stays next to them."""
     tensors = load_file(head / "model.safetensors")
     names = sorted(tensors)
     shards = {"model-00001-of-00002.safetensors": names[:5], "model-00002-of-00002.safetensors": names[5:]}

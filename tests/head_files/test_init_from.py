@@ -1,4 +1,4 @@
-"""Heads to start a training from: each layout is read with its layers, each obstacle is named with the way out."""
+"""Heads to start a training from: each layout is read with its layers, each obstacle is named with its fix."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -246,7 +246,7 @@ def test_many_sources_keep_their_order_names_licences_and_limits_and_may_share_i
         ({"sources": ["HERE/good/a.jsonl"] * 2}, r"prompts\.sources\[1\]\.name=a is taken"),
     ],
 )
-def test_a_wrong_source_is_named_with_its_config_key_and_the_way_out(prepare, tmp_path, config, message):
+def test_a_wrong_source_is_named_with_its_config_key_and_the_fix(prepare, tmp_path, config, message):
     for folder in ("empty", "good", "two"):
         (tmp_path / folder).mkdir()
     configs = "".join(f"- config_name: {name}\n  data_files: a.jsonl\n" for name in "xy")

@@ -108,7 +108,7 @@ prepared(Path({out!r}), path={path!r}, chunk_mb=0.0005, processes={processes})
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.slow
-def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
+def test_a_killed_run_continues_and_ends_with_the_same_bytes(
     prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     prepare(some_rows(150), chunk_mb=0.0005)

@@ -162,9 +162,9 @@ def test_answered_prompts_are_not_replaced_by_others(prepare, tmp_path):
     write_json(prepare.out_dir / "answers" / "manifest.json", manifest)
     before, path = prepare.outputs(), str(tmp_path / "chats.jsonl")
     other = str(write(tmp_path / "other.jsonl", [chat("d")]))
-    way_out = r"another out_dir, .*'stages=\[answers,features\]'.*delete .*answers to generate answers again.*are lost"
+    fix = r"another out_dir, .*'stages=\[answers,features\]'.*delete .*answers to generate answers again.*are lost"
     for config in ({"path": path, "limit": 1}, {"path": path, "licenses": {"allowed": ["MIT"]}}, {"path": other}):
-        with pytest.raises(InputError, match=f"are to other prompts than these would be.*{way_out}"):
+        with pytest.raises(InputError, match=f"are to other prompts than these would be.*{fix}"):
             prepare(**config)
         assert prepare.outputs() == before
     assert prepare(path=path, limit=5)["inputs"]["limit"] == 5  # the same prompts

@@ -112,7 +112,7 @@ def test_ranges_of_a_large_file_are_read_at_once(proxy: FaultyProxy, url: str) -
 
 
 @pytest.mark.parametrize("fault", ["503", "429", "reset", "half"])
-def test_what_stays_wrong_is_one_line_that_names_key_url_rule_and_way_out(
+def test_what_stays_wrong_is_one_line_that_names_key_url_rule_and_the_fix(
     proxy: FaultyProxy, url: str, fault: str
 ) -> None:
     folder = bucket(url, max_retries=2)

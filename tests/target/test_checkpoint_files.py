@@ -1,4 +1,4 @@
-"""What cannot be a target is said from its files, in one line with the way out, and no weight is read for it."""
+"""A checkpoint that cannot be a target is refused from its files, in one line with a fix, before a weight is read."""
 
 import json
 from collections.abc import Callable
@@ -59,7 +59,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_one_line_with_its_way_out(without_weights: Path, fault: str) -> None:
+def test_a_fault_is_one_line_with_a_fix(without_weights: Path, fault: str) -> None:
     spoil, message = FAULTS[fault]
     spoil(without_weights)
     with pytest.raises(InputError, match=rf"target\.path={without_weights}.*{message}") as caught:

@@ -30,7 +30,7 @@ def test_fp8_weights_without_their_scales_are_refused(tiny_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_path, dtype=torch.float32)
     for name, weight in model.named_parameters():
         if name.endswith("_proj.weight"):
-            weight.data.mul_(448 / weight.abs().max())  # FP8 holds them so, with the factor beside it
+            weight.data.mul_(448 / weight.abs().max())  # FP8 holds them so, with the factor next to it
     with pytest.raises(InputError, match="nats per token"):
         check(model, tiny_path)
 

@@ -1,7 +1,7 @@
 """Two gloo processes on the CPU make the update that one process makes on the whole batch, whatever each rank holds.
 
 The two processes run what `python train.py trainer=ddp` (or fsdp, with the chunked loss) runs: Hydra config,
-Lightning's strategy, the store's plan. The judge is a plain loop in this process, over one pack that joins all samples
+Lightning's strategy, the store's plan. The reference is a loop in this process, over one pack that joins all samples
 of an optimizer step.
 """
 
@@ -188,16 +188,16 @@ def results(directory: Path, case: str) -> list[dict]:
 
 def assert_same_as_one_process(directory: Path, case: str) -> None:
     config, ranks = composed(directory, case, "trainer=cpu", *(CASES | MUON)[case]), results(directory, case)
-    judge = OneProcess(config, total_steps=ranks[0]["steps"])
+    reference = OneProcess(config, total_steps=ranks[0]["steps"])
     ragged, told = 0, []
     for step in optimizer_steps([rank["batches"] for rank in ranks], config.trainer.accumulate_grad_batches):
         ragged += len({rows for _, _, rows in step}) > 1
-        told.append(judge.step([name for _, ids, _ in step for name in ids]))
+        told.append(reference.step([name for _, ids, _ in step for name in ids]))
     assert ragged > 6, "where ranks hold as many rows as one another this shows nothing"
-    expected = {f"head.{name}": value for name, value in judge.module.head.state_dict().items()}
+    expected = {f"head.{name}": value for name, value in reference.module.head.state_dict().items()}
     torch.testing.assert_close(ranks[0]["weights"], expected, rtol=1e-6, atol=1e-8)
     with torch.no_grad():
-        loss, metrics = judge.whole([ref.entry.id for ref in judge.data.val_samples])
+        loss, metrics = reference.whole([ref.entry.id for ref in reference.data.val_samples])
     for rank in ranks:
         length = accept_length(metrics.alive, metrics.anchors).item()
         assert rank["metrics"]["val/accept_length"] == pytest.approx(length, rel=1e-6)
@@ -230,12 +230,12 @@ def test_muon_on_shards_ends_near_muon_on_whole_weights(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "case"), [("ddp", "resumed"), ("fsdp", "resumed"), ("fsdp", "moved")])
-def test_a_training_goes_on_with_the_batches_that_it_has_not_seen(trained: Path, strategy: str, case: str) -> None:
+def test_a_training_continues_with_the_batches_that_it_has_not_seen(trained: Path, strategy: str, case: str) -> None:
     resumed, whole = (results(trained / strategy, each) for each in (case, "token"))
     assert [rank["batches"] for rank in resumed] == [rank["batches"] for rank in whole]
 
 
-def test_a_training_goes_on_where_shards_lie_elsewhere(trained: Path) -> None:
+def test_a_training_continues_where_shards_are_elsewhere(trained: Path) -> None:
     """Each weight with its own momentum, though the optimizer's groups have another order than the head."""
     moved, whole = (results(trained / "fsdp", case)[0] for case in ("moved", "muon"))
     torch.testing.assert_close(moved["weights"], whole["weights"], rtol=0, atol=5e-4)

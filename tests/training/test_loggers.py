@@ -184,7 +184,7 @@ def train(store: Path, folder: Path, *arguments: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_is_an_artifact_when_asked_for_and_a_resume_goes_on_in_the_run(
+def test_the_best_checkpoint_is_an_artifact_when_asked_for_and_a_resume_continues_in_the_run(
     tmp_path: Path, store_path: Path
 ) -> None:
     run = tmp_path / "run"

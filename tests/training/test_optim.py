@@ -98,7 +98,7 @@ def test_a_recorded_muon_takes_the_steps_of_muon(device: str) -> None:
 
 
 @pytest.mark.parametrize("by_graph", [False, True])
-def test_a_loaded_muon_goes_on_as_if_it_had_never_stopped(by_graph: bool) -> None:
+def test_a_loaded_muon_continues_as_if_it_had_never_stopped(by_graph: bool) -> None:
     head = make_head()
     optimizer, schedule = MUON.build(head, total_steps=20, by_graph=by_graph)
     for seed in range(3):

@@ -130,7 +130,7 @@ def test_a_kill_while_checkpoints_are_copied_loses_none(tmp_path: Path, save: Sa
 
 
 @pytest.mark.slow
-def test_a_run_elsewhere_goes_on_from_copies_in_a_bucket(tmp_path: Path) -> None:
+def test_a_run_elsewhere_continues_from_copies_in_a_bucket(tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", random_samples(60))
 
     def train(run: str, *overrides: str) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def test_jobs_on_other_processes_share_the_store_and_one_failure_ends_no_other(
 
 
 @pytest.mark.slow
-def test_a_study_goes_on_after_a_failed_trial_and_looks_for_the_longest_accept_length(
+def test_a_study_continues_after_a_failed_trial_and_looks_for_the_longest_accept_length(
     tmp_path: Path, store_path: Path
 ) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")

@@ -350,7 +350,7 @@ def assert_continues(rest: Run, whole: Run, before: list[tuple[int, tuple[str, .
 
 
 @pytest.mark.parametrize("ended_by", ["max_steps=2", "max_steps=3", "max_steps=8", "max_epochs=1"])  # of 6 steps
-def test_a_run_that_a_bound_ended_goes_on_with_what_is_left(train: Start, whole_run: Start, ended_by: str) -> None:
+def test_a_run_that_a_bound_ended_continues_with_what_is_left(train: Start, whole_run: Start, ended_by: str) -> None:
     options = ["trainer.val_check_interval=2", "optim.warmup_fraction=0", "optim.final_lr_fraction=1"]  # a flat rate
     whole, first = whole_run(*options), train("parts", *options, f"trainer.{ended_by}").fit()
     rest = train("parts", *options, f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
@@ -472,7 +472,7 @@ def test_early_stopping_ends_a_run_that_no_longer_gains(train: Start) -> None:
         ("model.rope_parameters={rope_type: dynamic}", r"rope_type=dynamic must be 'default', 'linear', "),
     ],
 )
-def test_bad_input_names_the_key_the_value_and_the_way_out(train: Start, override: str, message: str) -> None:
+def test_bad_input_names_the_key_the_value_and_the_fix(train: Start, override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         train("run", override)
 
@@ -501,7 +501,7 @@ OTHERS: list[tuple[list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("overrides", "messages"), OTHERS, ids=["target", "head", "settings"])
-def test_a_checkpoint_goes_on_only_with_its_target_its_head_and_the_settings_that_decide_its_training(
+def test_a_checkpoint_continues_only_with_its_target_its_head_and_the_settings_that_decide_its_training(
     train: Start, whole_run: Start, tmp_path: Path, overrides: list[str], messages: list[str]
 ) -> None:
     other = write_store(tmp_path / "other", random_samples(60), target=replace(IDENTITY, name="other", config_hash="x"))

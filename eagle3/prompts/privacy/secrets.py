@@ -162,8 +162,8 @@ def random_values(text: str) -> Iterator[Span]:
 def _line_before(text: str, start: int) -> str:
     """Return the end of the line before a value, with the line above if this one has no name for it."""
     *above, line = text[max(0, start - BEFORE) : start].rsplit("\n", 2)
-    goes_on = above and above[-1].rstrip().endswith(OPEN_ENDS) and UNNAMED.fullmatch(line)
-    return above[-1] + line if goes_on else line
+    continued = above and above[-1].rstrip().endswith(OPEN_ENDS) and UNNAMED.fullmatch(line)
+    return above[-1] + line if continued else line
 
 
 def _in_url(url: re.Match[str]) -> Iterator[Span]:

@@ -306,7 +306,7 @@ def test_no_code_and_no_school_question_is_refused(privacy, benchmark):
     assert [row for row in rows if privacy.find("\n\n".join(row["turns"]))[0]] == []
 
 
-def test_at_most_half_a_percent_of_python_source_is_refused_beside_its_authors_addresses(privacy):
+def test_at_most_half_a_percent_of_python_source_is_refused_besides_its_authors_addresses(privacy):
     texts = python_prompts(every=3)
     found = [{item.entity for item in privacy.find(text)[0]} for text in texts]
     assert len(texts) > 1000

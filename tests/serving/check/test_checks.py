@@ -198,7 +198,7 @@ def of_verifier(name: str) -> Change:
 LAYER_KEY, TOP = f"eagle_config.{IDS}", f"{IDS} at the top level"
 ROPE = {"rope_type": "default", "rope_theta": 5e5}
 AGAIN = "get the trainer's files again, or export again"
-# What is planted, the check that finds it, at which level, what it says, and the way out that it names.
+# What is planted, the check that finds it, at which level, what it says, and the fix that it names.
 FAULTS: list[tuple[Change, str, str, str, str]] = [
     (rename("norm.weight", "decoder.norm.weight"), "tensors", "error", "norm.weight is missing: SGLang would", AGAIN),
     (
@@ -298,14 +298,14 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("spoil", "check", "level", "problem", "way_out"), FAULTS, ids=[f"{fault[1]}: {fault[3]}" for fault in FAULTS]
+    ("spoil", "check", "level", "problem", "fix"), FAULTS, ids=[f"{fault[1]}: {fault[3]}" for fault in FAULTS]
 )
 def test_a_planted_fault_is_found_and_explained(
-    spoil: Change, check: str, level: str, problem: str, way_out: str, exported: Editable, facts: TargetFacts
+    spoil: Change, check: str, level: str, problem: str, fix: str, exported: Editable, facts: TargetFacts
 ) -> None:
     spoil(exported)
     found = [(item.check, item.level, item.message) for item in findings_of(exported, facts)]
-    assert [text for *which, text in found if which == [check, level] and problem in text and way_out in text], found
+    assert [text for *which, text in found if which == [check, level] and problem in text and fix in text], found
 
 
 def test_a_fault_that_several_checks_stumble_over_is_said_once(exported: Editable, facts: TargetFacts) -> None:
