@@ -13,24 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3.draft_shape import Shape, shape_of
+from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
+from eagle3.settings.serving import DraftShape
 from eagle3.storage.files import write_json
 
 MAKE = "make one with: python serve.py action=tune tune.loads=[1,2,4,8,16,32,64] ..."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draft:
+class Draft(DraftShape):
     """An exported head and how it drafts. `draft_tokens` counts the tree's root; None is for a chain: steps + 1.
 
     The head attends to the last `window` tokens (None: all). The file `adaptive`, where there is one, decides how long
     chains are, and the three numbers are ignored."""
 
     head: str
-    steps: int
-    topk: int
-    draft_tokens: int | None
     window: int | None = None
     adaptive: str | None = None
 
@@ -38,13 +36,13 @@ class Draft:
         """Raise InputError for a shape that SGLang would change or refuse."""
         if self.adaptive is not None:
             read_adaptive(self.adaptive)
-        shape_of(self.steps, self.topk, self.draft_tokens)
+        super().__post_init__()
 
     @property
     def shape(self) -> Shape:
         """Steps, topk and draft tokens that a server starts with."""
         if self.adaptive is None:
-            return shape_of(self.steps, self.topk, self.draft_tokens)
+            return super().shape
         # The longest chain of the smallest number of requests that has one.
         steps = next(max(each) for each in read_adaptive(self.adaptive).values() if any(each))
         return Shape(steps, 1, steps + 1)
