@@ -10,7 +10,8 @@ import numpy as np
 
 from eagle3.errors import InputError
 from eagle3.features.index import FORMAT_VERSION, ShardIndex, index_bytes, parse_index
-from eagle3.storage.folder import WHATEVER, Readable, Storage, write_file
+from eagle3.storage.files import WHATEVER
+from eagle3.storage.folder import Readable, Storage, write_file
 from eagle3.storage.prefault import sha256_of
 from eagle3.storage.records import Record, parse_sealed, sealed_bytes
 from eagle3.target.facts import TargetConfig

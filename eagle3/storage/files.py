@@ -14,6 +14,7 @@ from filelock import FileLock
 
 from eagle3.errors import InputError
 
+WHATEVER = "*"  # replace any version
 NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}  # exFAT, SMB mounts, gcsfuse
 
 

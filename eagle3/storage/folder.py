@@ -5,9 +5,8 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from eagle3.errors import InputError, require_packages
-from eagle3.storage.files import LocalPendingFile, written_by_another
+from eagle3.storage.files import WHATEVER, LocalPendingFile, written_by_another
 
-WHATEVER = "*"  # replace any version
 SCHEMES = ("s3", "gs", "az")
 
 

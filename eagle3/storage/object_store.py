@@ -22,7 +22,7 @@ from obstore import exceptions
 from obstore.store import from_url
 
 from eagle3.errors import InputError
-from eagle3.storage.folder import WHATEVER
+from eagle3.storage.files import WHATEVER
 
 PART = 8 * 2**20  # bytes of one request; S3 takes parts from 5 MB on, and 10,000 of them in an object
 REQUESTS = 32  # at once, of one process
