@@ -33,21 +33,10 @@ DRAFT_IDS = torch.cat([torch.arange(10, 42), torch.arange(100, 196, 3)])
 IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-TINY: dict[str, Any] = {
-    "path": str(ASSETS / "tiny"),
-    "revision": None,
-    "dtype": "float32",
-    "device": "cpu",
-    "attention": None,
-    "trust_remote_code": False,
-    "check_health": True,
-}
-
-
 @cache
 def tiny_target() -> Target:
     """The bundled target, loaded once: tests do not change it."""
-    return load_target(**TINY)
+    return load_target(path=str(ASSETS / "tiny"), dtype="float32", device="cpu")
 
 
 def tiny_chat(**changes: Any) -> Chat:

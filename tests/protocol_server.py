@@ -106,10 +106,7 @@ def loaded(arguments: argparse.Namespace) -> tuple[Decode, Any]:
 def target_of(arguments: argparse.Namespace) -> Any:
     from eagle3.target.model import load_target
 
-    return load_target(
-        path=arguments.model_path, revision=None, dtype="float32", device="cpu", attention=None,
-        trust_remote_code=False, check_health=False,
-    )  # fmt: skip
+    return load_target(path=arguments.model_path, dtype="float32", device="cpu", check_health=False)
 
 
 def plain(target: Any) -> Decode:

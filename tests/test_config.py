@@ -11,7 +11,10 @@ from stores import CONF, random_samples, write_store
 
 from eagle3 import cli
 from eagle3.commands.train import build_loggers, build_trainer, build_training
+from eagle3.settings.engine import LaunchSettings
+from eagle3.settings.precomputing import CaptureSettings, Sampling, ServedSettings
 from eagle3.settings.training import DataSettings
+from eagle3.target.model import load_target
 from eagle3.training.callbacks import RunProgress
 from eagle3.training.loggers import EXTRAS
 
@@ -98,14 +101,21 @@ def test_defaults_in_python_are_those_of_conf() -> None:
     """Both are there: YAML is what users see, and a class can be built in a notebook without all of its keys."""
     config, compared = OmegaConf.to_container(composed("train")), 0
     assert isinstance(config, dict)
+    served, launch = (
+        composed("precompute", "answers=sglang", "features=sglang"),
+        composed("serve", "action=launch").launch,
+    )
     parts = [(get_class(part["_target_"]), part) for name in ("callbacks", "logger") for part in config[name].values()]
     parts += [(get_class(part["_target_"]), part) for part in map(config.get, ("optim", "loss", "kernels"))]
-    for made, part in [*parts, (DataSettings, config["data"])]:
-        ours = made.__module__.startswith("eagle3.") and "__init__" in vars(made)
+    parts += [(DataSettings, config["data"]), (load_target, cli.plain(served.target))]
+    parts += [(LaunchSettings, cli.plain(launch)), (ServedSettings, cli.plain(served.answers))]
+    parts += [(CaptureSettings, cli.plain(served.features.engine)), (Sampling, cli.plain(served.sampling))]
+    for made, part in parts:
+        ours = made.__module__.startswith("eagle3.") and ("__init__" in vars(made) or made is load_target)
         parameters = inspect.signature(made).parameters if ours else {}
         for key in part.keys() & parameters.keys():
             default = parameters[key].default
-            if default is not inspect.Parameter.empty and key not in ("metrics", "betas"):
+            if default is not inspect.Parameter.empty and key not in ("metrics", "betas", "urls"):
                 assert part[key] == default, (made, key)
                 compared += 1
-    assert compared > 15
+    assert compared > 60

@@ -1,6 +1,6 @@
 """Keys of conf/precompute.yaml and its groups, and of the groups that serve.yaml shares with it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, with_config
@@ -52,10 +52,10 @@ class ChatSettings(TypedDict):
 class Sampling(Settings):
     """Sampling of answers, and their longest length."""
 
-    temperature: Temperature
-    top_p: Annotated[float, Field(gt=0, le=1)]
-    top_k: CountOrZero  # 0: all
-    max_new_tokens: Tokens
+    temperature: Temperature = 0.7
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: CountOrZero = 0  # all
+    max_new_tokens: Tokens = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,18 +78,18 @@ class HuggingFaceSettings(TypedDict):
 class ServedSettings(Settings):
     """Requests to servers for answers. A `name` is a key of ENDPOINTS in eagle3/engine/endpoint.py."""
 
-    name: Literal["sglang", "openai", "auto"]
-    urls: list[Address]
-    served_as: Text | None
-    servers: Places | None
-    in_flight: Annotated[int, Field(ge=1, le=100_000)]
-    timeout_s: Seconds
-    attempts: Annotated[int, Field(ge=1, le=1000)]
-    give_up_s: Seconds
-    head: Text | None
-    steps: Steps
-    topk: TopK
-    draft_tokens: DraftTokens | None
+    name: Literal["sglang", "openai", "auto"] = "sglang"
+    urls: list[Address] = field(default_factory=list)
+    served_as: Text | None = None
+    servers: Places | None = None
+    in_flight: Annotated[int, Field(ge=1, le=100_000)] = 640
+    timeout_s: Seconds = 600
+    attempts: Annotated[int, Field(ge=1, le=1000)] = 5
+    give_up_s: Seconds = 600
+    head: Text | None = None
+    steps: Steps = 3
+    topk: TopK = 1
+    draft_tokens: DraftTokens | None = None
 
 
 @part_of("eagle3.answers.imported.ImportedAnswers")
@@ -102,13 +102,13 @@ class ImportedSettings(TypedDict):
 class CaptureSettings(Settings):
     """Capture of features inside SGLang servers."""
 
-    required: bool
-    servers: Places | None
-    memory: Text
-    memory_gb: Annotated[float, Field(ge=0.001, le=1e6)]
-    timeout_s: Seconds
-    attempts: Annotated[int, Field(ge=1, le=1000)]
-    give_up_s: Seconds
+    required: bool = True
+    servers: Places | None = None
+    memory: Text = "/dev/shm"
+    memory_gb: Annotated[float, Field(ge=0.001, le=1e6)] = 8
+    timeout_s: Seconds = 600
+    attempts: Annotated[int, Field(ge=1, le=1000)] = 5
+    give_up_s: Seconds = 600
 
 
 @dataclass(frozen=True, kw_only=True)

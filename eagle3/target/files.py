@@ -51,7 +51,7 @@ class TargetFiles:
 
 
 def read_target_files(
-    *, path: str | None, revision: str | None, trust_remote_code: bool, **loading: object
+    *, path: str | None, revision: str | None = None, trust_remote_code: bool = False, **loading: object
 ) -> TargetFiles:
     """Read a local folder or a model of the Hugging Face hub; InputError for whatever cannot be a target.
 

@@ -79,12 +79,12 @@ class Target(TargetFiles):
 def load_target(
     *,
     path: str | None,
-    revision: str | None,
-    dtype: str,
-    device: str,
-    attention: str | None,
-    trust_remote_code: bool,
-    check_health: bool,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    attention: str | None = None,
+    trust_remote_code: bool = False,
+    check_health: bool = True,
 ) -> Target:
     """Load a target from a local folder or the Hugging Face hub, in eval mode, without gradients."""
     place = resolve_device(device)

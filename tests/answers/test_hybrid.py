@@ -51,5 +51,5 @@ def test_a_model_without_such_a_cache_is_refused_before_it_answers() -> None:
 
 
 def answerer(config: PreTrainedConfig) -> HuggingFaceAnswerer:
-    sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=6)
+    sampling = Sampling(temperature=0.0, max_new_tokens=6)
     return HuggingFaceAnswerer(target=make_target(config), sampling=sampling, batch_size=4, batch_tokens=1000, window=4)

@@ -23,11 +23,7 @@ from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget
 from tests.answers.test_stage import answer_by, errors_of, prompt
 
-GREEDY = Sampling(temperature=0, top_p=1.0, top_k=0, max_new_tokens=8)
-SERVED: dict[str, Any] = {
-    "name": "sglang", "served_as": None, "servers": None, "in_flight": 4, "timeout_s": 600, "attempts": 5,
-    "give_up_s": 600, "head": None, "steps": 3, "topk": 1, "draft_tokens": None,
-}  # fmt: skip
+GREEDY = Sampling(temperature=0, max_new_tokens=8)
 Rows = dict[str, dict[str, Any]]
 
 
@@ -71,7 +67,7 @@ def ask(stored: StoredTarget, chat: Chat, prompts: Any, tmp_path: Path) -> Ask:
     def run(urls: list[str], *, launch: Any = None, **changes: Any) -> Rows:
         launch = launch or launch_settings(sglang_site(tmp_path))
         parts = {"target": stored, "chat": chat, "sampling": GREEDY, "launch": launch, "folder": tmp_path / "logs"}
-        answerer = ServedAnswerer(ServedSettings(**SERVED | {"urls": urls} | changes), **parts)
+        answerer = ServedAnswerer(ServedSettings(**{"urls": urls, "in_flight": 4} | changes), **parts)
         return rows_of(tmp_path / "out", prompts, stored, chat, answerer)
 
     return run

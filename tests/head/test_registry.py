@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import FINGERPRINT, TINY, record_of, tiny_target
+from exported_head import FINGERPRINT, record_of, tiny_target
 from fitted_head import CHAIN, LAYERS, PROMPT, TREE, small_target
 from heads import make_head, ttt_batch
 from stores import random_samples, write_store
@@ -106,4 +106,4 @@ def test_trees_of_a_second_kind_are_left_to_the_server(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"replays only eagle3 heads, and .*/head is of kind two_layer; .*action=bench"
     ):
-        decoder_gains(settings(), TINY, tmp_path / "head", [[1, 2]], answering)
+        decoder_gains(settings(), {"path": tiny_target().path, "device": "cpu"}, tmp_path / "head", [[1, 2]], answering)

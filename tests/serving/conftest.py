@@ -18,7 +18,7 @@ from eagle3.target.model import Target
 
 @pytest.fixture(scope="session")
 def target_files() -> TargetFiles:
-    return read_target_files(path=str(ASSETS / "tiny"), revision=None, trust_remote_code=False)
+    return read_target_files(path=str(ASSETS / "tiny"))
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from eagle3.target.files import read_target_files
 
 
 def read(path: Path | str) -> object:
-    return read_target_files(path=str(path), revision=None, trust_remote_code=False)
+    return read_target_files(path=str(path))
 
 
 def set_config(**changes: object) -> Callable[[Path], None]:

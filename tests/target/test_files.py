@@ -20,7 +20,7 @@ def test_stop_ids_join_those_of_the_generation_config_and_the_tokenizer(
 ) -> None:
     if eos is not None:
         (without_weights / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
-    files = read_target_files(path=str(without_weights), revision=None, trust_remote_code=False)
+    files = read_target_files(path=str(without_weights))
     assert files.stop_ids == {2, *(eos if isinstance(eos, list) else [eos])} - {None}
 
 
@@ -33,6 +33,6 @@ def test_a_hub_target_is_named_with_its_commit(
     (cached / "refs" / "main").write_text(COMMIT)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     for revision in (None, COMMIT):
-        assert read_target_files(path="team/tiny", revision=revision, trust_remote_code=False).commit == COMMIT
+        assert read_target_files(path="team/tiny", revision=revision).commit == COMMIT
     assert load_target(path="team/tiny", **OPTIONS).identity.revision == COMMIT
     assert load_target(path=str(tiny_path), **OPTIONS).identity.revision is None

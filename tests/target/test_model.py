@@ -19,8 +19,7 @@ from eagle3.target.identity import require_same_target
 from eagle3.target.model import load_target
 
 TINY = ASSETS / "tiny"
-OPTIONS = {"revision": None, "dtype": "auto", "device": "cpu", "attention": None, "trust_remote_code": False}
-OPTIONS["check_health"] = False
+OPTIONS = {"device": "cpu", "check_health": False}
 
 
 @pytest.fixture

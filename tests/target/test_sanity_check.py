@@ -11,7 +11,7 @@ from eagle3.errors import InputError
 from eagle3.target.model import load_target
 from eagle3.target.sanity_check import require_health
 
-OPTIONS = {"revision": None, "dtype": "float32", "device": "cpu", "attention": None, "trust_remote_code": False}
+OPTIONS = {"dtype": "float32", "device": "cpu"}
 
 
 def check(model: PreTrainedModel, tiny_path: Path) -> None:

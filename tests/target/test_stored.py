@@ -14,15 +14,13 @@ from eagle3.target.model import Target, load_target
 from eagle3.target.stored import StoredTarget, stored_target
 from tests.target.test_capture import FAMILIES, WRAPPERS, build_model, save_with_tokenizer
 
-OPTIONS = {"revision": None, "trust_remote_code": False}
-
 
 def stored(folder: Path | str) -> StoredTarget:
-    return stored_target(path=str(folder), **OPTIONS)
+    return stored_target(path=str(folder))
 
 
 def loaded(folder: Path) -> Target:
-    return load_target(path=str(folder), dtype="float32", device="cpu", attention=None, check_health=False, **OPTIONS)  # type: ignore[arg-type]
+    return load_target(path=str(folder), dtype="float32", device="cpu", check_health=False)
 
 
 def assert_same(files: StoredTarget, model: Target) -> None:

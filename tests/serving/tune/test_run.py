@@ -20,7 +20,7 @@ from eagle3.target.files import read_target_files
 
 
 def tune_with(given: TuneSettings, folder: Path, *, head: Path | str = "head", **launch: Any) -> None:
-    target = read_target_files(path=str(ASSETS / "tiny"), revision=None, trust_remote_code=False)
+    target = read_target_files(path=str(ASSETS / "tiny"))
     tune(
         given, launch_settings(sglang_site(folder), check=False, **launch), target, str(head), [PROMPT, PROMPT[3:]],
         AnswerSettings(max_new_tokens=12, temperature=0.0, seed=0), target_settings={"path": target.path}, origin={},
