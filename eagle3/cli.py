@@ -66,7 +66,7 @@ PLUGINS = {
     "submitit_local": "submitit",
     "ray": "ray-sweep",
 }
-# Groups that are given a path for the name of an option.
+# Groups for which people give a path instead of an option, and what the path is.
 PATHS = {
     "target": "the folder or Hugging Face id of a model",
     "prompts": "a file or folder of conversations",
@@ -244,7 +244,7 @@ def no_option(group: str, name: str, options: Sequence[str]) -> str:
 def unnamed_option() -> str:
     """Say which group is given a number, true, false or null: Hydra only names the type."""
     for word in sys.argv[1:]:
-        group, _, value = word.lstrip("+").partition("=")
+        group, _, value = word.lstrip("+~").partition("=")
         options = sorted(path.stem for path in (Path(CONF) / group).glob("*.yaml"))
         if group and options and re.fullmatch(r"null|true|false|[-+.\d].*", value, re.IGNORECASE):
             return no_option(group, value, options)

@@ -104,6 +104,7 @@ def test_help_is_what_hydra_prints_with_the_commands_to_paste() -> None:
         ("train", "resume", "ckpt_path"),
         ("train", "bf16", "trainer.precision"),
         ("train", "eval_steps", "trainer.val_check_interval"),
+        ("train", "kernels/attention", "kernels.attention"),
         ("train", "zebra", None),
     ],
 )
@@ -122,6 +123,7 @@ def test_a_slip_finds_the_key_that_was_meant(script: str, given: str, meant: str
         ("export", "export is not KEY=VALUE; give action=export to serve.py (--help shows every key)"),
         ("model=eagl31", "model=eagl31 is no option; take one of eagle3, eagle31 (did you mean eagle31?)"),
         ("loss=kl", "loss=kl is no option; take one of cross_entropy_tv, lk, soft_cross_entropy (did you mean soft_"),
+        ("loss=KL", "loss=KL is no option; take one of cross_entropy_tv, lk, soft_cross_entropy (did you mean soft_"),
         ("data=features", "data=features is no option; take one of packed; a feature store is data.path=features"),
         ("data=DIR/features", "data=DIR/features is no option; a feature store is data.path=DIR/features"),
         ("hparams_search=optna", "hparams_search=optna is no option; take one of optuna (did you mean optuna?)"),
@@ -152,16 +154,17 @@ def test_the_name_of_a_model_finds_its_option_in_any_case(monkeypatch: pytest.Mo
     assert "(did you mean qwen3_8b?); the folder or Hugging Face id of a model is target.path=Qwen3-8B" in line
 
 
-@pytest.mark.parametrize("value", ["8", "null", "true"])
+@pytest.mark.parametrize("override", ["trainer=8", "trainer=null", "trainer=true", "+trainer=8", "~trainer=8"])
 def test_a_number_for_the_name_of_an_option_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], override: str
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", "loss=lk", f"trainer={value}"])
+    monkeypatch.setattr(sys, "argv", ["train.py", "loss=lk", override])
     monkeypatch.setattr(cli, "skip_list_of_groups", lambda: None)  # which would last
     with pytest.raises(SystemExit) as stopped:
         cli.start(lambda: composed("train", *sys.argv[1:]))
     [line] = capsys.readouterr().err.splitlines()
-    assert stopped.value.code == 1 and line.startswith(f"error: trainer={value} is no option; take one of auto, cpu")
+    said = f"error: {override.lstrip('+~')} is no option; take one of auto, cpu"
+    assert stopped.value.code == 1 and line.startswith(said)
 
 
 @pytest.mark.parametrize("override", ["prompts.roles={Kundin: user}", "prompts.roles.Kundin=user"])

@@ -93,7 +93,7 @@ def full_key(config: DictConfig) -> str:
 
 UNKNOWN_KEY = re.compile(r"Could not override '(?P<key>.+?)'")
 NOT_KEY_VALUE = re.compile(r"Error parsing override '(?P<word>[\w-]+)'\s+missing EQUAL")
-NOT_A_NAME = re.compile(r"Config group override must be a string or a list")
+NOT_A_NAME = re.compile(r"Config group override (deletion value )?must be a string")
 UNKNOWN_PLUGIN = re.compile(r"Could not (?:find|load) '(?P<group>hydra/\w+)/(?P<option>\w+)'")
 UNKNOWN_OPTION = re.compile(
     r"Could not find '(?P<group>.+)/(?P<option>.+?)'\s+Available options in '.+?':(?P<options>[\w\s-]+)"

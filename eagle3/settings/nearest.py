@@ -49,11 +49,13 @@ def did_you_mean(given: str, known: Sequence[str]) -> str:
     key in a wrong group finds the only one of its name."""
     known = [key for key in known if key != given]  # a YAML file may set a key that nothing takes
     if "/" in given:  # a group
+        if (key := given.replace("/", ".")) in known:
+            return f" (did you mean {key}?)"
         known = [key.replace(".", "/") for key in known]
     word = given.rpartition(".")[2]
     inside, named = ([key for key in known if key.endswith(f".{end}")] for end in (given, word))
     alike = (
-        _by_another_name(word, known)
+        _by_another_name(word.lower(), known)
         or inside[:3]
         or (named if len(named) == 1 else [])
         or get_close_matches(given, known, n=1, cutoff=LIKE)
