@@ -26,9 +26,9 @@ class Agreement:
 class LoadResult:
     """Answers in the order of their prompts.
 
-    `full_seconds` are from the first request sent until the first place finds no other to send: so long, `concurrency`
-    requests run. `full_tokens` are the output tokens of that time. `cache_flushed` says whether the server emptied its
-    prefix cache before."""
+    `full_seconds` are from the first request sent until the first place finds no other to send: up to then,
+    `concurrency` requests run. `full_tokens` are the output tokens of that time. `cache_flushed` says whether the
+    server emptied its prefix cache before."""
 
     answers: list[ServedAnswer]
     full_seconds: float
@@ -104,7 +104,7 @@ async def _concurrently(
 
 
 def tokens_until(seconds: float, answer: ServedAnswer) -> float:
-    """Return how many tokens of an answer were there so long after its request, if they came evenly after the first."""
+    """Return how many tokens of an answer had come so many seconds after its request, if evenly after the first."""
     if answer.ttft_s is None or answer.latency_s is None or seconds < answer.ttft_s:
         return 0.0
     if seconds >= answer.latency_s:
