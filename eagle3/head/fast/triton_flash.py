@@ -36,8 +36,9 @@ class Tiles:
     query: Tile  # of the query's gradient
 
 
-# By the most channels. All products are wgmma, and two programs fit on one multiprocessor up to 128 channels, of which
-# these are the fastest on an H200 (benchmarks/results/attention.json), though 16 registers of the forward's loop spill.
+# By the most channels. All products are wgmma, and two programs fit on one multiprocessor up to 128 channels. Of the
+# tiles tried on an H200 (benchmarks/results/attention.json up to commit ddc88e9), these were the fastest at 64 and 128
+# channels, though 16 registers of the forward's loop spill.
 TILES = {
     64: Tiles(forward=Tile(128, 64, 4, 3), key_value=Tile(64, 64, 4, 3), query=Tile(64, 64, 4, 3)),
     128: Tiles(forward=Tile(128, 64, 4, 2), key_value=Tile(64, 64, 4, 2), query=Tile(64, 64, 4, 2)),
