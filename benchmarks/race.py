@@ -189,9 +189,10 @@ def compared_rates(
     for way, own in ways.items():
         name = f"step {way}" if vocab is None else f"step {way}, V {vocab}"
         found[way] = worked(options, name, {**own, "small": options.small, "vocab": vocab}) or {}
+    target_vocab = vocab or (SMALL if options.small else LLAMA_8B).vocab_size
     for batch in batches:
         costs = {way: found[way][batch] for way in ways if found[way].get(batch)}
-        yield {"batch": batch, "target_vocab": vocab or LLAMA_8B.vocab_size, "costs": costs, "over": over_peers(costs)}
+        yield {"batch": batch, "target_vocab": target_vocab, "costs": costs, "over": over_peers(costs)}
 
 
 def over_peers(costs: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -216,7 +217,7 @@ def time_steps(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_random_numbers(given: dict[str, Any], config: DictConfig, shape: HeadConfig) -> Contestant:
-    total = 1000  # steps of a schedule that ends behind what is timed
+    total = 1000  # steps of a schedule that ends after what is timed
     if "layout" not in given:
         clip = config.trainer.gradient_clip_val
         return Ours(random_step(shape, config), clip, total_steps=total, capture_layers=LAYERS)

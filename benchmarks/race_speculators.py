@@ -95,7 +95,7 @@ class Speculators:
             shape, t2d=membership(self.draft_ids, head.config.vocab_size), d2t=to_offsets(self.draft_ids),
             **self.settings,
         )  # fmt: skip
-        self.model.verifier_norm = nn.Identity()  # the store's states are behind it
+        self.model.verifier_norm = nn.Identity()  # the store's states have passed it
         self.model.to(device()).train()
         self.dtype = getattr(torch, self.settings["hidden_states_dtype"]) if on_gpu() else torch.float32
         self.row_tokens = row_tokens  # rows are filled up to so many, as its loader does; None: to whole blocks
