@@ -17,7 +17,7 @@ class ServedAnswer:
 
     `verify_ct`, `correct_drafts` and `histogram` are SGLang's counts (0 and empty without a head): verifications,
     accepted drafts, and how many verifications accepted 0, 1, 2, … drafts. The token that prefill gives costs no
-    verification. `output_ids` includes the stop token."""
+    verification. `output_ids` includes the stop token, `events_s` are the times at which parts of the stream came."""
 
     ttft_s: float | None = None
     latency_s: float | None = None
@@ -28,6 +28,7 @@ class ServedAnswer:
     histogram: tuple[int, ...] = ()
     error: str | None = None
     output_ids: tuple[int, ...] = ()
+    events_s: tuple[float, ...] = ()
 
     @property
     def tpot_s(self) -> float | None:
@@ -45,7 +46,7 @@ async def generate(
     Raises InputError if the server asks for a key."""
     body = {"input_ids": prompt_ids, "sampling_params": dict(sampling), "stream": True}
     start = time.perf_counter()
-    ttft_s, latency_s, last_event = None, 0.0, b"{}"
+    events_s, last_event = [], b"{}"
     try:
         async with answered(session, f"{url}/generate", body) as response:
             async for line in response.content:
@@ -54,17 +55,17 @@ async def generate(
                     continue
                 # Only the last event is parsed: each repeats the whole answer so far, and at high concurrency the time
                 # to parse them all would count as the server's.
-                latency_s, last_event = time.perf_counter() - start, event
-                ttft_s = latency_s if ttft_s is None else ttft_s
+                events_s.append(time.perf_counter() - start)
+                last_event = event
     except (ServerFailed, RequestRefused) as failure:
         return ServedAnswer(error=str(failure))
     try:
-        return _answer(json.loads(last_event), ttft_s, latency_s)
+        return _answer(json.loads(last_event), events_s)
     except (ValueError, TypeError, KeyError, AttributeError):
         return ServedAnswer(error="the response is no event of SGLang's")
 
 
-def _answer(event: dict[str, Any], ttft_s: float | None, latency_s: float) -> ServedAnswer:
+def _answer(event: dict[str, Any], events_s: list[float]) -> ServedAnswer:
     meta = event.get("meta_info") or {}
     finish = meta.get("finish_reason") or {}
     if "error" in event:
@@ -79,14 +80,15 @@ def _answer(event: dict[str, Any], ttft_s: float | None, latency_s: float) -> Se
             error="the last event lacks tokens: start the server without --incremental-streaming-output"
         )
     return ServedAnswer(
-        ttft_s=ttft_s,
-        latency_s=latency_s,
+        ttft_s=events_s[0],
+        latency_s=events_s[-1],
         output_tokens=tokens,
         finish_reason=finish["type"],
         verify_ct=meta.get("spec_verify_ct", 0),
         correct_drafts=meta.get("spec_num_correct_drafts", 0),
         histogram=tuple(meta.get("spec_correct_drafts_histogram", ())),
         output_ids=output_ids,
+        events_s=tuple(events_s),
     )
 
 

@@ -54,7 +54,7 @@ class BenchSettings(Settings):
 
     prompts: Annotated[dict[Text, Text], Field(min_length=1)] | None
     concurrency: Annotated[list[Concurrency], Field(min_length=1)]
-    requests_per_place: RepeatsOrNone
+    requests_per_place: Annotated[int, Field(ge=2, le=10_000)]
     repeats: Repeats
     warmup: RepeatsOrNone
     sampling: Annotated[dict[Text, Any], AfterValidator(_sampling)] | None

@@ -30,10 +30,10 @@ class MeasuredLoad:
     result: LoadResult
 
     def to_json(self) -> dict[str, Any]:
-        """Return numbers only: answers may be a user's text, so no token id is kept."""
+        """Return numbers only: answers may be a user's text, so no token id is kept, and no time of a part."""
         row = asdict(self)
         for answer in row["result"]["answers"]:
-            del answer["output_ids"]
+            del answer["output_ids"], answer["events_s"]
         return row
 
 

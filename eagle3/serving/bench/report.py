@@ -62,7 +62,7 @@ DEFINITIONS = f"""\
 - Time per output token (TPOT) of an answer: (latency - time to first token) / (tokens - 1). Time to first token (TTFT):
   from sending the request to receiving its first token. Percentiles are over the answers of all repeats.
 - Tokens/s: output tokens of complete answers, from the first request sent until fewer requests run than the load has.
-  An answer that is not complete by then counts in part, as if its tokens came evenly after the first.
+  An answer that is not complete by then counts in part, by the share of its stream's parts that had come.
 - Accept length: 1 + accepted drafts / verifications, as the server counts them.
 - Same answers: the share that is the plain server's first answer to the prompt, token for token (greedy alone). In bf16
   near-ties flip with the shape of a batch: how often shows on the plain side. Far fewer on the head's side mean that

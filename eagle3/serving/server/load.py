@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
@@ -24,13 +25,14 @@ class Agreement:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """Answers in the order of their prompts.
+    """Answers in the order of their prompts; `seconds` are from the first request sent to the last answer complete.
 
     `full_seconds` are from the first request sent until the first place finds no other to send: up to then,
     `concurrency` requests run. `full_tokens` are the output tokens of that time. `cache_flushed` says whether the
     server emptied its prefix cache before."""
 
     answers: list[ServedAnswer]
+    seconds: float
     full_seconds: float
     full_tokens: float
     cache_flushed: bool
@@ -72,8 +74,9 @@ def measure_load(
             cache_flushed = await flush_cache(session, url)
             start = time.perf_counter()
             answers, sent, idle = await _concurrently(ask, prompts, concurrency, progress=progress)
+            seconds = time.perf_counter() - start
             tokens = sum(tokens_until(idle - since, answer) for answer, since in zip(answers, sent, strict=True))
-            return LoadResult(answers, idle - start, tokens, cache_flushed)
+            return LoadResult(answers, seconds, idle - start, tokens, cache_flushed)
 
     return asyncio.run(measure())
 
@@ -104,13 +107,10 @@ async def _concurrently(
 
 
 def tokens_until(seconds: float, answer: ServedAnswer) -> float:
-    """Return how many tokens of an answer had come so many seconds after its request, if evenly after the first."""
-    if answer.ttft_s is None or answer.latency_s is None or seconds < answer.ttft_s:
+    """Return how many tokens of an answer had come so many seconds after its request, each event with the same part."""
+    if not answer.events_s:  # it failed
         return 0.0
-    if seconds >= answer.latency_s:
-        return answer.output_tokens
-    share = (seconds - answer.ttft_s) / (answer.latency_s - answer.ttft_s)
-    return 1 + share * (answer.output_tokens - 1)
+    return answer.output_tokens * bisect_right(answer.events_s, seconds) / len(answer.events_s)
 
 
 @dataclass(frozen=True)

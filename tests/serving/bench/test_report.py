@@ -53,7 +53,7 @@ def test_where_speculation_does_not_pay_the_verdict_says_who_looks_for_what_does
 
 
 def test_failures_and_one_sided_results_are_shown_as_such(tmp_path: Path) -> None:
-    failing = LoadResult([ServedAnswer(error="HTTP 500")], 1.0, 0.0, cache_flushed=False)
+    failing = LoadResult([ServedAnswer(error="HTTP 500")], 1.0, 1.0, 0.0, cache_flushed=False)
     said = write_bench_report([MeasuredLoad("head", "chat", 4, 0, failing)], FACTS, tmp_path)
     assert said == "chat: plain target and head were not both measured"
     report = (tmp_path / "report.md").read_text()

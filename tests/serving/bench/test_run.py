@@ -100,7 +100,7 @@ def test_what_makes_numbers_less_comparable_is_noted(measured: tuple[Path, dict]
     results = read_results(measured[0] / RESULTS)
     found = find_notes(results, {"server_info": measured[1]}, plan())
     assert set(found) == {"chat", "code", "head server", "head server's scheduler"}
-    unflushed = MeasuredLoad("head", "chat", 1, 0, LoadResult([], 1.0, 0.0, cache_flushed=False))
+    unflushed = MeasuredLoad("head", "chat", 1, 0, LoadResult([], 1.0, 1.0, 0.0, cache_flushed=False))
     assert "prefix cache" in find_notes([*results, unflushed], {"server_info": {}}, plan())
 
 

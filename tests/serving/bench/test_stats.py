@@ -39,7 +39,9 @@ def answer(tpot_s: float, tokens: int = 11, ttft_s: float = 0.5, histogram: tupl
 
 
 def load(*answers: ServedAnswer, seconds: float = 2.0) -> LoadResult:
-    return LoadResult(list(answers), seconds, sum(each.output_tokens for each in answers), cache_flushed=True)
+    return LoadResult(
+        list(answers), 2 * seconds, seconds, sum(each.output_tokens for each in answers), cache_flushed=True
+    )
 
 
 def test_acceptance_per_depth_is_the_share_of_rounds_that_went_so_deep() -> None:

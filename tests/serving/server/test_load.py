@@ -56,9 +56,9 @@ def test_failed_requests_are_counted_with_their_reason_and_the_others_are_measur
     assert all(answer.error and answer.error.startswith("ClientConnectorError") for answer in result.failed)
 
 
-@pytest.mark.parametrize(("seconds", "tokens"), [(0.4, 0), (0.5, 1), (1.5, 5.5), (2.5, 10), (9, 10)])
-def test_the_tokens_of_an_answer_come_evenly_after_its_first(seconds: float, tokens: float) -> None:
-    assert tokens_until(seconds, ServedAnswer(ttft_s=0.5, latency_s=2.5, output_tokens=10)) == tokens
+@pytest.mark.parametrize(("seconds", "tokens"), [(0.4, 0), (0.5, 2), (1.5, 6), (2.0, 6), (2.5, 10), (9, 10)])
+def test_each_event_of_a_stream_brings_the_same_part_of_the_answer(seconds: float, tokens: float) -> None:
+    assert tokens_until(seconds, ServedAnswer(output_tokens=10, events_s=(0.5, 0.7, 1.5, 2.2, 2.5))) == tokens
     assert tokens_until(seconds, ServedAnswer(error="HTTP 500")) == 0
 
 
@@ -69,14 +69,13 @@ def test_the_end_of_a_load_when_places_are_idle_counts_for_no_rate(monkeypatch: 
         if prompt_ids == [2]:  # is sent when the first is answered, and has no token when the second is
             third_sent.set()
             await asyncio.sleep(0.01)
-        seconds = 60.0 if prompt_ids == [2] else 0.0
-        return ServedAnswer(ttft_s=seconds, latency_s=seconds, output_tokens=10)
+        return ServedAnswer(output_tokens=10, events_s=(60.0,) if prompt_ids == [2] else (0.0,))
 
     third_sent = asyncio.Event()
     monkeypatch.setattr("eagle3.serving.server.load.generate", late_third)
     result = load(f"http://127.0.0.1:{free_port()}", [[0], [1], [2]], concurrency=2)
     assert [answer.output_tokens for answer in result.complete] == [10, 10, 10]
-    assert result.full_tokens == 20 and 0 < result.full_seconds < 60
+    assert result.full_tokens == 20 and 0 < result.full_seconds < result.seconds
 
 
 # --- the plain server's answers --------------------------------------------------------------------------------------
@@ -84,7 +83,7 @@ def test_the_end_of_a_load_when_places_are_idle_counts_for_no_rate(monkeypatch: 
 
 def made(*answers: tuple[int, ...] | None) -> LoadResult:
     served = [ServedAnswer(error="HTTP 500") if ids is None else ServedAnswer(output_ids=ids) for ids in answers]
-    return LoadResult(served, 1.0, 0.0, cache_flushed=True)
+    return LoadResult(served, 1.0, 1.0, 0.0, cache_flushed=True)
 
 
 def test_complete_answers_are_compared_with_the_plain_servers_first() -> None:

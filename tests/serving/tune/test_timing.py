@@ -37,7 +37,7 @@ def test_a_load_without_a_time_is_refused_with_the_reason(
     monkeypatch.setattr(timing, "Server", lambda *given, **names: nullcontext(server))
     monkeypatch.setattr(timing, "is_reachable", lambda url: True)
     monkeypatch.setattr(
-        PlainAnswers, "measure", lambda *given, **how: LoadResult([answer], 1.0, 1.0, cache_flushed=True)
+        PlainAnswers, "measure", lambda *given, **how: LoadResult([answer], 1.0, 1.0, 1.0, cache_flushed=True)
     )
     with pytest.raises(InputError, match=reason):
         server_timer(tmp_path)(None)
