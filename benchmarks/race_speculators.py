@@ -247,11 +247,9 @@ def of_random_target(head: DraftHead, capture_layers: list[int], config: DictCon
         tensors = {name: rows.clone() for name in names} | {"model.norm.weight": torch.ones(shape.hidden_size)}
         save_file(tensors, f"{folder}/model.safetensors")
         settings = settings_of(1e-3, 1, config)
-        found = Speculators(
-            head, Path(folder), capture_layers, settings, row_tokens=None, total_steps=total_steps
-        )  # fmt: skip
-    found.begin()
-    return found
+        contestant = Speculators(head, Path(folder), capture_layers, settings, row_tokens=None, total_steps=total_steps)
+    contestant.begin()
+    return contestant
 
 
 def require_same_sizes(shape: Any, head: HeadConfig) -> None:

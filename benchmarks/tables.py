@@ -106,11 +106,9 @@ def best() -> str:
     rows.append(["the same with a fixed `lm_head`, as by default, on answers generated again", *told])
     share = f"**{heads['share_of_specforge']['ours, recipe']:.2f} x** at most"
     rows.append(["training time to SpecForge's accept length (chains of 7)", share, "SpecForge on the same H100"])
-    over = {
-        peer: [row["over"][peer][bf16] for row in raced() if row["over"][peer]] for peer, (bf16, _) in RACED.items()
-    }
-    told = " and ".join(f"**{min(ratios):.2f} to {max(ratios):.2f} x**" for ratios in over.values())
-    peers = f"{' and '.join(over)} on the same H200, with each one's optimizer"
+    bf16 = [[next(iter(row["over"][peer].values())) for row in raced(peer)] for peer in PEERS]
+    told = " and ".join(f"**{min(ratios):.2f} to {max(ratios):.2f} x**" for ratios in bf16)
+    peers = f"{' and '.join(PEERS)} on the same H200, each with its own optimizer"
     rows.append(["training speed, a head for 8 B", f"{told}, by document length", peers])
     cells = served_cells("sglang_bench_smollm2_chain.json")
     for what, key in zip(("time per token", "throughput"), GAINS, strict=True):
@@ -277,12 +275,9 @@ DRAFTS = ("chain of 3", "chain of 7", "tree 5/4/16")
 PROMPTS = {"400 held out": "heldout", "GSM8K": "gsm8k", "HumanEval": "humaneval", "MT-bench": "mt_bench"}
 
 
-RACED = {"SpecForge": ("bf16, as SpecForge", "fp8, as SpecForge"), "speculators": ("bf16", "fp8")}
-
-
-def raced() -> list[dict[str, Any]]:
-    """Return the batches at Llama-3.1-8B's vocabulary, then those at SpecForge's published one."""
-    return list(result("race.json")["steps"])
+def raced(peer: str) -> list[dict[str, Any]]:
+    """Return the batches that a peer was timed on; `over` has our rates as multiples of its fastest, by our ways."""
+    return [row for row in result("race.json")["steps"] if row["over"][peer]]
 
 
 def fastest(row: dict[str, Any], peer: str) -> dict[str, Any]:
@@ -292,16 +287,17 @@ def fastest(row: dict[str, Any], peer: str) -> dict[str, Any]:
 
 
 def race(peer: str) -> str:
+    def cell(cost: dict[str, Any]) -> str:
+        return f"{thousands(cost['tokens_per_s'])}, {cost['peak_gb']:.1f} GB"
+
     rows = []
-    for row in raced():
-        if row["over"][peer]:
-            costs = [fastest(row, peer), *(row["costs"][way] for way in RACED[peer])]
-            cells = [f"{thousands(cost['tokens_per_s'])}, {cost['peak_gb']:.1f} GB" for cost in costs]
-            cells[1:] = [
-                f"{cell} (**{row['over'][peer][way]:.2f} x**)" for cell, way in zip(cells[1:], RACED[peer], strict=True)
-            ]
-            rows.append([row["batch"], thousands(row["target_vocab"]), *cells])
+    for row in raced(peer):
+        ours = [f"{cell(row['costs'][way])} (**{over:.2f} x**)" for way, over in row["over"][peer].items()]
+        rows.append([row["batch"], thousands(row["target_vocab"]), cell(fastest(row, peer)), *ours])
     return markdown(f"documents of a batch | target vocabulary | {peer} | eagle3, bf16 | `kernels.fp8=true`", rows)
+
+
+PEERS = ("SpecForge", "speculators")
 
 
 def attention() -> str:
@@ -554,8 +550,7 @@ TABLES: dict[str, Callable[[], str]] = {
         long_windows, long_texts, lm_head_decoded,
     )
 } | {
-    "race_specforge": partial(race, "SpecForge"),
-    "race_speculators": partial(race, "speculators"),
+    **{f"race_{peer.lower()}": partial(race, peer) for peer in PEERS},
     "raced_heads": partial(raced_heads, SPECFORGE),
     "speculators_heads": partial(raced_heads, SPECULATORS, FIXED),
     "raced_prompts": partial(

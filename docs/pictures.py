@@ -207,11 +207,13 @@ def heads(figure: Figure) -> list[str]:
 
 def race(figure: Figure) -> list[str]:
     """Tokens a second of a training step, compared with those of other trainers; return the numbers shown."""
-    steps = [row for row in tables.raced() if all(row["over"].values())]
+    steps = tables.raced("speculators")  # SpecForge was timed on one more batch
     panels, shown = figure.subplots(1, 2, sharey=True), []
-    for axes, (peer, ours) in zip(panels, tables.RACED.items(), strict=True):
+    for axes, peer in zip(panels, tables.PEERS, strict=True):
         ways = {peer: ([tables.fastest(row, peer) for row in steps], THEIRS)}
-        for way, label, colour in zip(ours, ("eagle3, bf16", "eagle3, float8"), (OURS, LIGHT), strict=True):
+        for way, label, colour in zip(
+            steps[0]["over"][peer], ("eagle3, bf16", "eagle3, float8"), (OURS, LIGHT), strict=True
+        ):
             ways[label] = ([row["costs"][way] for row in steps], colour)
         for number, (label, (costs, colour)) in enumerate(ways.items()):
             texts = [f"{cost['tokens_per_s'] / 1000:.1f}" for cost in costs]

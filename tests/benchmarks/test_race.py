@@ -1,7 +1,7 @@
 """The race with SpecForge: our side of it runs, and its goal is what it says."""
 
 import pytest
-from race import GOAL, SMALL_BATCHES, seconds_to_the_same, time_steps
+from race import GOAL, SMALL_BATCHES, over_peers, seconds_to_the_same, time_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")
 
@@ -10,6 +10,14 @@ def test_our_steps_are_timed() -> None:
     found = time_steps({"batches": list(SMALL_BATCHES), "small": True, "vocab": None, "overrides": ["ttt_steps=2"]})
     assert list(found) == list(SMALL_BATCHES)
     assert all(cost["tokens_per_s"] > 0 and cost["slowest_ms"] >= cost["step_ms"] for cost in found.values())
+
+
+def test_our_rates_are_compared_with_each_peers_fastest_at_its_own_settings() -> None:
+    rates = {"bf16, as SpecForge": 40, "bf16": 30, "fp8": 45, "SpecForge, joined": 20, "SpecForge, alone": 5}
+    costs = {way: {"tokens_per_s": rate} for way, rate in rates.items()}
+    assert over_peers(costs) == {"SpecForge": {"bf16, as SpecForge": 2}, "speculators": {}}
+    costs["speculators"] = {"tokens_per_s": 15}
+    assert over_peers(costs)["speculators"] == {"bf16": 2, "fp8": 3}
 
 
 def test_seconds_are_counted_to_what_the_best_specforge_head_accepts_at_its_end() -> None:
