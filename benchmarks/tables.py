@@ -191,6 +191,20 @@ def data_curve() -> str:
     return markdown("training data | answer tokens, about | best epoch | chain of 7", rows)
 
 
+def several_answers() -> str:
+    """Accept length with one answer to each of the public target's prompts and with four."""
+    rows = []
+    for title, file in PROMPTS.items():
+        cells = []
+        for drafts in DRAFTS:
+            one, four = result("several_answers.json")["prompts"][file]["greedy"][drafts].values()
+            length = f"{four['accept_length']:.2f}"
+            sure = four["difference"]["low"] > 0
+            cells.append(f"{one['accept_length']:.2f} -> {f'**{length}**' if sure else length}")
+        rows.append([title, *cells])
+    return markdown(f"prompts | {' | '.join(DRAFTS)}", rows)
+
+
 def served_smollm2() -> str:
     """What SGLang does with the public target's head at the cost of 8.5 billion weights."""
     chain, *others = (served_cells(f"sglang_bench_smollm2_{drafts}.json") for drafts in ("chain", "chain_7", "tree"))
@@ -443,6 +457,20 @@ def served_ways() -> str:
     return markdown(" | ".join(titles), rows)
 
 
+def served_steps() -> str:
+    """Fixed chains on the public target's servers, and steps that change with the load."""
+    one, two, by_load = (served_cells(f"sglang_bench_smollm2_{way}.json") for way in ("chain_1", "chain_2", "adaptive"))
+    rows = []
+    for key in two:
+        sides = [(one, "head"), (two, "head"), (by_load, "head"), (by_load, "adaptive")]
+        gains = [[with_interval(cells[key]["speed_ups"][side][what]) for what in GAINS] for cells, side in sides]
+        lengths = " / ".join(f"{cells[key]['sides'][side]['accept_length']:.2f}" for cells, side in sides)
+        rows.append([key[0], str(key[1]), *(" / ".join(gain) for gain in gains), lengths])
+    return markdown(
+        "prompts | requests | chain of 1 | chain of 2 | chain of 3 | 2 or 1 steps by load | accept lengths", rows
+    )
+
+
 def recipe() -> str:
     """What one change of the default recipe does to the accept length on validation prompts."""
     runs = sorted(result("recipe_search.json")["runs"].items(), key=lambda run: -run[1]["accept_length_7"])
@@ -545,8 +573,8 @@ TABLES: dict[str, Callable[[], str]] = {
 } | {
     table.__name__: table
     for table in (
-        quickstart, best, public_target, data_curve, served_smollm2, epochs, heads, recipe,
-        recipe_seeds, fixed_lm_head, attention, local_read, parity, tuned, loads, served_ways, long_answers, bounds,
+        quickstart, best, public_target, data_curve, several_answers, served_smollm2, served_steps, epochs, heads,
+        recipe, recipe_seeds, fixed_lm_head, attention, local_read, parity, tuned, loads, served_ways, long_answers, bounds,
         long_windows, long_texts, lm_head_decoded,
     )
 } | {
