@@ -2,8 +2,8 @@
 
     python benchmarks/time_to_head.py --work DIR --out benchmarks/results/time_to_head.json \
         --launch '{"python": "/path/to/sglang/venv/bin/python"}'          # 16 minutes, 120 GB in DIR
-    python benchmarks/time_to_head.py --work DIR2 --out FILE --gpus 2 --until features --conversations 12288 \
-        --launch …                                                        # 7 minutes, 80 GB in DIR2
+    python benchmarks/time_to_head.py --work DIR2 --out FILE --until features --conversations 16384 \
+        --launch …                                      # 7 minutes, 80 GB in DIR2; on all GPUs of the machine
     python benchmarks/time_to_head.py --work DIR3 --out DIR3/result.json --tiny       # every step on a CPU, 2 minutes
 
 Prompts of random words, 128 tokens each with their template; the weights are random, so an answer ends at its 256th
@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any
 
+import torch
 from engine_rates import random_target
 from result import call, write_result
 from transformers import AutoTokenizer
@@ -41,7 +42,6 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=20_000)
     parser.add_argument("--dtype", default="fp8", help="of the features")
     parser.add_argument("--requests", type=int, default=512, help="that the server of answers decodes at a time")
-    parser.add_argument("--gpus", type=int, default=1, help="of answers and features; training takes one")
     parser.add_argument("--launch", type=json.loads, default={}, help="keys of conf/launch, as JSON")
     parser.add_argument("--tiny", action="store_true", help="32 conversations of a tiny target, by Hugging Face")
     parser.add_argument("--until", choices=["prompts", *GPU_STEPS, "export"], default="export")
@@ -64,8 +64,6 @@ def commands(options: argparse.Namespace, target: Path) -> dict[str, list[str]]:
     work, engine, trainer = options.work.resolve(), "sglang", "gpu"
     launch = [f"launch.{key}={as_override(value)}" for key, value in options.launch.items()]
     packs = ["data.pack_tokens=16384", "data.val_fraction=0.002"]
-    if options.gpus > 1:
-        launch += ["workers=ray", f"workers.count={options.gpus}"]
     if options.tiny:
         engine, trainer = "huggingface", "cpu"
         packs = ["data.pack_tokens=512", "data.val_fraction=0.1", "trainer.log_every_n_steps=2"]
@@ -141,12 +139,13 @@ def results(options: argparse.Namespace, steps: dict[str, dict[str, Any]]) -> di
         "features": options.conversations * (PROMPT_TOKENS + ANSWER_TOKENS),
         "training": options.conversations * (PROMPT_TOKENS + ANSWER_TOKENS),
     }
-    found: dict[str, Any] = {"conversations": options.conversations, "gpus": options.gpus, "steps": steps}
+    gpus = torch.cuda.device_count()  # of answers and features: training takes one
+    found: dict[str, Any] = {"conversations": options.conversations, "gpus": gpus, "steps": steps}
     if "features" in steps:
         stored = steps["features"]["bytes"]
         found |= {"features_dtype": options.dtype, "features_bytes": stored}
         found["bytes_per_token"] = stored / tokens["features"]
-    if set(GPU_STEPS) <= set(steps) and options.gpus == 1:
+    if set(GPU_STEPS) <= set(steps) and gpus <= 1:
         hours, found["starts"] = {}, {}
         for name in GPU_STEPS:
             at_work = tokens[name] / steps[name]["tokens_per_s"]
