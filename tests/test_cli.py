@@ -296,6 +296,21 @@ def test_an_error_of_a_file_advises_a_path_only_where_the_path_is_wrong(number: 
     assert cli.message_for_user(error) == f"DIR/file: {os.strerror(number)}; {advice}"
 
 
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory.\nTried to"), "(CUDA out of memory.); take smaller packs"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "take smaller packs"),
+        (RuntimeError("CUDA error: unspecified launch failure\nCompile with"), "with ckpt_path=auto to continue"),
+    ],
+)
+def test_what_a_device_cannot_do_is_one_line(error: Exception, advice: str) -> None:
+    line = cli.message_for_user(error)
+    assert line is not None
+    assert advice in line
+    assert "\n" not in line
+
+
 def test_ctrl_c_before_the_first_step_is_one_line(
     world: World, call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
