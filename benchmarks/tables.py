@@ -83,9 +83,6 @@ def best() -> str:
     """The one table of the README."""
     rows = []
     default = " / ".join(f"**{on_public_target('heldout', drafts, 'greedy')[0]:.2f}**" for drafts in DRAFTS)
-    of_four = result("several_answers.json")["prompts"]["heldout"]["greedy"].values()
-    more = " / ".join(f"**{each['four answers']['accept_length']:.2f}**" for each in of_four)
-    default += f"; {more} with four answers to each prompt"
     rows.append(["accept length, chains of 3 / 7 and a tree of 16", default, "1 without a head"])
     heads = result("race_smollm2.json")["heads"]
     last = {name: points[-1]["accept_length"] for name, points in heads["curves"].items()}
@@ -107,6 +104,12 @@ def best() -> str:
     ]
     told[1] += ", speculators 0.9 at its default learning rate"
     rows.append(["the same with a fixed `lm_head`, as by default, on answers generated again", *told])
+    greedy = result("several_answers.json")["prompts"]["heldout"]["greedy"]
+    one, four = (
+        " / ".join(f"{bold}{greedy[drafts][answers]['accept_length']:.2f}{bold}" for drafts in DRAFTS)
+        for answers, bold in (("one answer", ""), ("four answers", "**"))
+    )
+    rows.append(["four answers to each prompt, twice the training steps, one seed", four, f"{one}, one answer"])
     share = f"**{heads['share_of_specforge']['ours, recipe']:.2f} x** at most"
     rows.append(["training time to SpecForge's accept length (chains of 7)", share, "SpecForge on the same H100"])
     bf16 = [[next(iter(row["over"][peer].values())) for row in raced(peer)] for peer in PEERS]
@@ -196,14 +199,14 @@ def data_curve() -> str:
 
 def several_answers() -> str:
     """Accept length with one answer to each of the public target's prompts and with four."""
-    rows = []
+    found, rows = result("several_answers.json")["prompts"], []
     for title, file in PROMPTS.items():
         cells = []
         for drafts in DRAFTS:
-            one, four = result("several_answers.json")["prompts"][file]["greedy"][drafts].values()
-            length = f"{four['accept_length']:.2f}"
-            sure = four["difference"]["low"] > 0
-            cells.append(f"{one['accept_length']:.2f} -> {f'**{length}**' if sure else length}")
+            heads = found[file]["greedy"][drafts]
+            one, four = (f"{heads[answers]['accept_length']:.2f}" for answers in ("one answer", "four answers"))
+            sure = heads["four answers"]["difference"]["low"] > 0
+            cells.append(f"{one} -> {f'**{four}**' if sure else four}")
         rows.append([title, *cells])
     return markdown(f"prompts | {' | '.join(DRAFTS)}", rows)
 
@@ -462,16 +465,15 @@ def served_ways() -> str:
 
 def served_steps() -> str:
     """Fixed chains on the public target's servers, and steps that change with the load."""
-    one, two, by_load = (served_cells(f"sglang_bench_smollm2_{way}.json") for way in ("chain_1", "chain_2", "adaptive"))
+    ways = [("chain_1", "head"), ("chain_2", "head"), ("chain", "head"), ("adaptive", "adaptive")]
+    sides = [(served_cells(f"sglang_bench_smollm2_{way}.json"), side) for way, side in ways]
     rows = []
-    for key in two:
-        sides = [(one, "head"), (two, "head"), (by_load, "head"), (by_load, "adaptive")]
+    for key in sides[0][0]:
         gains = [[with_interval(cells[key]["speed_ups"][side][what]) for what in GAINS] for cells, side in sides]
         lengths = " / ".join(f"{cells[key]['sides'][side]['accept_length']:.2f}" for cells, side in sides)
         rows.append([key[0], str(key[1]), *(" / ".join(gain) for gain in gains), lengths])
-    return markdown(
-        "prompts | requests | chain of 1 | chain of 2 | chain of 3 | 2 or 1 steps by load | accept lengths", rows
-    )
+    titles = "prompts | requests | chain of 1 | chain of 2 | chain of 3 | adaptive: 2 steps at 16, 1 at 64"
+    return markdown(f"{titles} | accept lengths, in this order", rows)
 
 
 def recipe() -> str:

@@ -1,14 +1,14 @@
 """From prompts to an exported head with the real commands, for a target of Llama-3.1-8B's shape on one GPU: how long.
 
     python benchmarks/time_to_head.py --work DIR --out benchmarks/results/time_to_head.json \
-        --launch '{"python": "/path/to/sglang/venv/bin/python"}'          # 16 minutes, 120 GB in DIR
+        --launch '{"python": "/path/to/sglang/venv/bin/python"}'          # 16 minutes, 137 GB in DIR
     python benchmarks/time_to_head.py --work DIR2 --out FILE --until features --conversations 16384 \
-        --launch …                                      # 7 minutes, 80 GB in DIR2; on all GPUs of the machine
+        --launch …                                      # on all GPUs; with two 7 minutes, 115 GB in DIR2
     python benchmarks/time_to_head.py --work DIR3 --out DIR3/result.json --tiny       # every step on a CPU, 2 minutes
 
 Prompts of random words, 128 tokens each with their template; the weights are random, so an answer ends at its 256th
 token. Steps that DIR/steps.json names are not run again. For 100,000 conversations, what a step does for each token is
-scaled by its own rate, and the start of servers and programs is counted once.
+scaled by its own rate, and the start of servers and programs is counted once. That needs CUDA_VISIBLE_DEVICES=0.
 """
 
 import argparse
@@ -139,7 +139,7 @@ def results(options: argparse.Namespace, steps: dict[str, dict[str, Any]]) -> di
         "features": options.conversations * (PROMPT_TOKENS + ANSWER_TOKENS),
         "training": options.conversations * (PROMPT_TOKENS + ANSWER_TOKENS),
     }
-    gpus = torch.cuda.device_count()  # of answers and features: training takes one
+    gpus = 0 if options.tiny else torch.cuda.device_count()  # of answers and features: training takes one
     found: dict[str, Any] = {"conversations": options.conversations, "gpus": gpus, "steps": steps}
     if "features" in steps:
         stored = steps["features"]["bytes"]

@@ -187,11 +187,6 @@ def message_for_user(error: Exception) -> str | None:
             f"out of memory ({str(error).splitlines()[0]}); take smaller packs or batches (data.pack_tokens, "
             f"answers.batch_tokens, features.batch_tokens), a smaller kernels.loss_chunk or smaller model.* sizes"
         )
-    if "unspecified launch failure" in str(error):  # of CUDA
-        return (
-            "the GPU failed (CUDA error: unspecified launch failure), as it can where several programs share it; give "
-            "each training a GPU to itself, and run the same command with ckpt_path=auto to continue"
-        )
     if unknown := unknown_class(error):
         return f"{unknown}: no class or function of that name; give one as module.Class"
     if type(error).__module__.partition(".")[0] == "wandb":
