@@ -52,6 +52,7 @@ SHORT = [0, 0, 0, 1, 1, 1, 0, 2, 2, 2]
         (ONE, TURNS, [9, 9, 7, 9, 9, 9, 9, 8, 9, 9], [0, 1, 0, 0, 0, 2, 2, 2, 2, 2]),  # never closed in its own turn
         (ONE, TURNS, [9, 9, 9, 9, 7, 9, 9, 9, 9, 9], [0, 1, 1, 1, 0, 0, 0, 0, 0, 0]),  # both
         (ONE, TURNS, [9, 7, 8, 9, 9, 9, 7, 9, 8, 9], [0, 0, 0, 1, 0, 2, 0, 0, 0, 2]),
+        (ONE, TURNS, [9, 9, 9, 9, 9, 7, 8, 7, 9, 8], [0, 1, 1, 1, 0, 0, 0, 0, 0, 0]),  # one right after the other
         (ONE, TURNS, [9] * 10, TURNS),
         (TWO, TURNS, [9, 7, 9, 6, 9, 7, 6, 8, 6, 9], [0, 1, 1, 1, 0, 0, 0, 0, 0, 2]),
         (ONE, SHORT, [7, *[9] * 9], SHORT),  # typed by the user: the end of the turn and a header follow
@@ -98,7 +99,10 @@ def test_a_mask_that_changes_nothing_says_so(tmp_path: Path, caplog: pytest.LogC
 @pytest.mark.parametrize(
     ("mask", "made_from", "message"),
     [
-        (WithoutReasoning(), {"reasoning_ids": None}, r"loss_mask=without_reasoning .*features\.reasoning"),
+        *(
+            (WithoutReasoning(), {"reasoning_ids": ids}, r"loss_mask=without_reasoning .*features\.reasoning")
+            for ids in (None, [[7], []], [[], [8]])
+        ),
         (Everything(), {"teachers": "answers"}, r"loss_mask=everything .*features\.teachers=all"),
     ],
 )

@@ -1,8 +1,11 @@
 """Shards on disk: what is written is read back, by us and by webdataset; damage is named and refused."""
 
 import gc
+import hashlib
 import os
 import re
+import tarfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from stores import in_float32, in_fp8, open_store, random_sample, random_samples
 
 import eagle3.features.index
 from eagle3.errors import InputError
+from eagle3.features.index import parse_index
 from eagle3.features.sample import Sample, ScaledRows, ids_from_bytes
 from eagle3.features.shards import ShardWriter
 from eagle3.features.store import FeatureStore
@@ -82,6 +86,17 @@ def test_nothing_appears_under_the_shards_name_before_it_is_whole(tmp_path: Path
     assert list(tmp_path.glob("shard-*")) == []
     writer.discard()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_index_has_the_hash_of_the_whole_tar_also_when_hashing_is_slow(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    writer = ShardWriter(LocalFolder(folder), 0)
+    writer.hashing.submit(time.sleep, 0.1)
+    writer.add(random_samples(1)[0])
+    index = parse_index(memoryview(writer.finish("made from")), source="an index", remedy="")
+    content = (folder / writer.name).read_bytes()
+    assert index.facts.sha256 == hashlib.sha256(content).hexdigest()
+    assert len(content) % tarfile.RECORDSIZE == 0 and not any(content[-2 * tarfile.BLOCKSIZE :])  # a tar's end
 
 
 def test_a_truncated_shard_and_a_missing_one_are_named_and_refused(tmp_path: Path) -> None:

@@ -283,6 +283,12 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
     (setting(norm_before_fc=True, fc_norm=True), "model", "error", "norm_before_fc with fc_norm", "choose another"),
     (added("input_norm.weight", 576), "tensors", "error", "input_norm.weight is unknown", "set norm_before_fc=true"),
     (setting(target_hidden_size=256), "model", "error", "target_hidden_size of config.json", "choose another head"),
+    (setting(bias=True), "model", "error", "bias of config.json", "choose another head"),
+    (setting(quantization_config={"bits": 4}), "model", "error", "quantization_config of config.json", "another head"),
+    (
+        setting(eagle_config={"use_aux_hidden_state": False}), "model", "error",
+        "use_aux_hidden_state of config.json", "choose another head",
+    ),
     (setting(target_hidden_size=None), "options", "error", "null: SGLang multiplies by it", "remove the key"),
     (setting(norm_before_residual=True), "options", "error", "SGLang does not read it", "or serve it with vLLM"),
     (setting(partial_rotary_factor=0.5), "options", "error", "partial_rotary_factor=0.5: SGLang rotates", "remove the"),
