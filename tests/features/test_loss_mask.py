@@ -30,7 +30,7 @@ def test_a_mask_keeps_its_turns(mask: AllTurns, stored: str, kept: list[int]) ->
 
 
 def test_last_turn_trains_the_last_sample_of_each_conversation_of_each_store() -> None:
-    ids = [("a", "p#0"), ("a", "p#2"), ("a", "q#0"), ("b", "p#0"), ("a", "p#1"), ("a", "p#10")]
+    ids = [("a", "p#0"), ("a", "p#2"), ("a", "q#0"), ("b", "p#0"), ("a", "p#10"), ("a", "p#1")]
     no_turns = [("c", name) for name in ("0", "1", "abc", "issue#fix", "p", "#2")]  # each is a conversation
     entries = [(store, SampleEntry(name, 0, 0, 9, 5, 4, 0.5, "")) for store, name in ids + no_turns]
     samples = Samples.of([SampleRef(store, "shard", entry) for store, entry in entries])
