@@ -21,11 +21,12 @@ with hold(Path(sys.argv[1])):
 
 
 def test_a_folder_has_one_writer_and_a_killed_one_gives_it_back(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLDS, tmp_path], stdout=subprocess.PIPE, cwd=ROOT) as other:
+    folder = tmp_path / "new" / "folder"
+    with subprocess.Popen([sys.executable, "-c", HOLDS, folder], stdout=subprocess.PIPE, cwd=ROOT) as other:
         assert other.stdout is not None and other.stdout.readline() == b"held\n"
         with pytest.raises(InputError, match=rf"is being written by process {other.pid} on .* since 20.*; wait for it"):
-            hold(tmp_path).__enter__()
+            hold(folder).__enter__()
         other.kill()
-    with hold(tmp_path):
+    with hold(folder):
         pass
-    assert not (tmp_path / ".lock.json").exists()
+    assert not (folder / ".lock.json").exists()
