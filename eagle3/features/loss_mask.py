@@ -62,7 +62,8 @@ class WithoutReasoning(AllTurns):
     def __call__(self, sample: Sample) -> Int[Tensor, " T"]:
         tokens, turns = sample.input_ids.tolist(), sample.turns.clone()
         for first, end in answers_of(turns):
-            position = self._opened_before(tokens, first)
+            # Opened at the end of the generation prompt; a start marker before that is one that a user typed.
+            position = find(tokens, self.start, max(0, first - len(self.start) - 1), first)
             if position is None:
                 position = find(tokens, self.start, first, end)
             while position is not None:
@@ -72,13 +73,6 @@ class WithoutReasoning(AllTurns):
                 turns[position:stop] = 0
                 position = find(tokens, self.start, stop, end)
         return turns
-
-    def _opened_before(self, tokens: list[int], first: int) -> int | None:
-        """Return the position of a start marker at the end of the generation prompt: elsewhere, a user typed it."""
-        position = find(tokens, self.start, max(0, first - len(self.start) - 1), first)
-        if position is None or find(tokens, self.end, position + len(self.start), first) is not None:
-            return None
-        return position
 
 
 class Everything(AllTurns):

@@ -40,7 +40,10 @@ def without_hard_links(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 def folder(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
     if kind == "no links":
         without_hard_links(monkeypatch, errno.EPERM)
-    return open_folder(new_folder(kind) if kind in ("s3", "gs") else tmp_path, setting="data.path")
+    in_bucket = kind in ("s3", "gs")
+    opened = open_folder(new_folder(kind) if in_bucket else tmp_path, setting="data.path")
+    assert isinstance(opened, LocalFolder) is not in_bucket
+    return opened
 
 
 def test_a_file_is_there_whole_or_not_at_all(folder: Storage) -> None:
