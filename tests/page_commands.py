@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tables
+from forks import run_forked
 from stores import ROOT
 
 PAGES = [*tables.PAGES, *(ROOT / name for name in ("benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
@@ -69,9 +70,11 @@ def run_block(text: str, folder: Path, *, small: bool) -> tuple[int, str]:
     said = ""
     for command in commands(text):
         script = SCRIPT.fullmatch(command)
-        if small and script and not set(";|&<>$(") & set(re.sub(r"'[^']*'", "", command)):
-            command += smaller(script[1], script[2])
-        status, output = run_bash(command, folder)
+        if script and not set(";|&<>$(){*?~\\") & set(re.sub(r"'[^']*'", "", command)):  # it needs no shell
+            command += smaller(script[1], script[2]) if small else ""
+            status, output = run_python(command, folder)
+        else:
+            status, output = run_bash(command, folder)
         said += output
         if status:
             return status, said
@@ -95,13 +98,21 @@ def commands(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
+def run_python(command: str, folder: Path) -> tuple[int, str]:
+    done = run_forked(*shlex.split(command)[1:], cwd=folder, env=environment(), merged=True)
+    return done.returncode, done.stdout
+
+
 def run_bash(command: str, folder: Path) -> tuple[int, str]:
-    environment = os.environ | {
+    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment(), **said)  # type: ignore[call-overload]
+    return done.returncode, done.stdout
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "COLUMNS": "120",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
-    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, **said)  # type: ignore[call-overload]
-    return done.returncode, done.stdout

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forks import run_forked
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -27,19 +28,26 @@ class Script(subprocess.Popen[str]):
         own_session: bool = False,
         **streams: Any,
     ) -> None:
-        path = next(folder / f"{name}.py" for folder in (cwd, ROOT) if (folder / f"{name}.py").exists())
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | streams
-        command = [sys.executable, str(path), *arguments]
+        command = [sys.executable, path_of(name, cwd), *arguments]
         # Lightning ignores Ctrl-C after an interrupted training, which a test before may have had in this process.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        super().__init__(command, cwd=cwd, env=environment, start_new_session=own_session, **streams)
+        super().__init__(command, cwd=cwd, env=environment(env), start_new_session=own_session, **streams)
 
 
-def run_script(name: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    with Script(name, *arguments, **options) as script:
-        out, error = script.communicate()
-    return subprocess.CompletedProcess(script.args, script.returncode, out, error)
+def path_of(name: str, cwd: Path) -> str:
+    return str(next(folder / f"{name}.py" for folder in (cwd, ROOT) if (folder / f"{name}.py").exists()))
+
+
+def environment(more: Mapping[str, str] | None) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **(more or {})}
+
+
+def run_script(
+    name: str, *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end, in a process that has imported the large libraries."""
+    return run_forked(path_of(name, cwd), *arguments, cwd=cwd, env=environment(env))
 
 
 def call_script(name: str, *overrides: str, output_dir: Path) -> Any:

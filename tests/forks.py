@@ -1,0 +1,80 @@
+"""Runs Python scripts as forks of one process that has imported the large libraries: each import takes seconds.
+
+A script has its own arguments, folder, environment and output, as with `python SCRIPT`.
+"""
+
+import atexit
+import gc
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+
+def run_forked(
+    script: str, *arguments: str, cwd: Path, env: Mapping[str, str], merged: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end; merged: what it writes to stderr comes with stdout."""
+    with NamedTemporaryFile("r") as out, NamedTemporaryFile("r") as error:
+        request = {"words": [script, *arguments], "cwd": str(cwd), "env": dict(env), "files": [out.name, error.name]}
+        if merged:
+            request["files"] = [out.name, out.name]
+        try:
+            status = asked(parent(), request)
+        except BaseException:  # the time limit of a test: the next script must not get this one's answer
+            parent().kill()
+            parent.cache_clear()
+            raise
+        return subprocess.CompletedProcess([script, *arguments], status, out.read(), error.read())
+
+
+def asked(process: subprocess.Popen[str], request: dict[str, Any]) -> int:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(f"{json.dumps(request)}\n")
+    process.stdin.flush()
+    return int(process.stdout.readline())
+
+
+@cache
+def parent() -> subprocess.Popen[str]:
+    """The process that forks, until this one ends."""
+    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # which a command would set before the import
+    started = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | quiet
+    )
+    atexit.register(started.communicate)  # the end of its input is its end
+    return started
+
+
+def serve() -> None:
+    """Fork for each line of stdin, and answer it with the exit status."""
+    import lightning  # noqa: F401
+    from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
+
+    gc.freeze()  # else the first collection of a child would copy the memory of all libraries
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            return run(**json.loads(line))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def run(words: list[str], cwd: str, env: dict[str, str], files: list[str]) -> None:
+    for descriptor, file in enumerate([os.devnull, *files]):
+        os.dup2(os.open(file, os.O_RDWR | os.O_APPEND), descriptor)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = words
+    sys.path[:1] = [os.path.dirname(os.path.realpath(words[0])), *filter(None, env.get("PYTHONPATH", "").split(":"))]
+    runpy.run_path(words[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    serve()
