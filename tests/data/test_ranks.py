@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections import Counter
@@ -97,37 +98,40 @@ def test_a_step_that_would_be_cut_is_refused(store: Path) -> None:
         data_of(store, data.state_dict(), accumulate_grad_batches=2)
 
 
+def train(run: Path, devices: int, *, stopped: bool, strategy: str = "ddp") -> dict[str, Any]:
+    """Train the epoch, or a few steps of it; return what last.ckpt says then."""
+    last, log = run / "checkpoints/last.ckpt", run.with_suffix(".log")
+    settings = [
+        f"data.path={run.parent}/store", f"hydra.run.dir={run}", "data.pack_tokens=48",
+        "model.draft_vocab_size=16", "ttt_steps=3", f"trainer={strategy}", "trainer.accelerator=cpu",
+        "trainer.precision=32-true", f"trainer.devices={devices}", "trainer.max_epochs=1",
+        "callbacks.last.every_n_steps=1", "callbacks.last.min_seconds=0",
+        *([f"ckpt_path={last}"] if last.exists() else []),
+    ]  # fmt: skip
+    version = last.stat().st_mtime_ns if last.exists() else 0
+    with log.open("wb") as file:
+        process = Script("train", *settings, stdout=file, stderr=file, own_session=True)
+    while stopped and process.poll() is None and not (last.exists() and last.stat().st_mtime_ns > version):
+        time.sleep(0.01)
+    if stopped:
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == (-signal.SIGKILL if stopped else 0), log.read_text()
+    return torch.load(last, weights_only=True)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])  # fsdp restores after it has counted the packs of the epoch
-def test_a_training_continues_with_fewer_processes_and_with_more(tmp_path: Path, strategy: str) -> None:
-    store, run = write_store(tmp_path / "store", random_samples(600)), tmp_path / "run"
-    last, log = run / "checkpoints/last.ckpt", tmp_path / "log"
-
-    def train(devices: int, *, stopped: bool, strategy: str = "ddp") -> dict[str, Any]:
-        """Train the epoch, or a few steps of it; return what last.ckpt says then."""
-        settings = [
-            f"data.path={store}", f"hydra.run.dir={run}", "data.pack_tokens=48",
-            "model.draft_vocab_size=16", "ttt_steps=3", f"trainer={strategy}", "trainer.accelerator=cpu",
-            "trainer.precision=32-true", f"trainer.devices={devices}", "trainer.max_epochs=1",
-            "callbacks.last.every_n_steps=1", "callbacks.last.min_seconds=0",
-            *([f"ckpt_path={last}"] if last.exists() else []),
-        ]  # fmt: skip
-        version = last.stat().st_mtime_ns if last.exists() else 0
-        with log.open("wb") as file:
-            process = Script("train", *settings, stdout=file, stderr=file, own_session=True)
-        while stopped and process.poll() is None and not (last.exists() and last.stat().st_mtime_ns > version):
-            time.sleep(0.01)
-        if stopped:
-            os.killpg(process.pid, signal.SIGKILL)
-        assert process.wait() == (-signal.SIGKILL if stopped else 0), log.read_text()
-        return torch.load(last, weights_only=True)
-
-    lives = [train(2, stopped=True), train(1, stopped=True), train(2, stopped=False, strategy=strategy)]
-    assert "2 ranks instead of 1: the rest of the epoch is planned again" in log.read_text()
-    states = [each["FeatureData"] for each in lives]
-    assert [state["epoch"] for state in states] == [0, 0, 0]
-    assert [len(state["before"]) for state in states] == [0, 1, 2]
-    done = [*states[2]["before"], states[2]]
-    assert sum(each["consumed"] for each in done) == lives[2]["global_step"]
-    assert states[2]["consumed"] == states[2]["packs"] > 0
-    assert json.loads((run / "result.json").read_text())["epochs"] == 1
+def test_a_training_continues_with_fewer_processes_and_with_more(tmp_path: Path) -> None:
+    write_store(tmp_path / "store", random_samples(600))
+    lives = [train(tmp_path / "ddp", devices, stopped=True) for devices in (2, 1)]
+    shutil.copytree(tmp_path / "ddp", tmp_path / "fsdp")
+    for strategy in ("ddp", "fsdp"):  # fsdp restores after it has counted the packs of the epoch
+        run = tmp_path / strategy
+        last = train(run, 2, stopped=False, strategy=strategy)
+        assert "2 ranks instead of 1: the rest of the epoch is planned again" in run.with_suffix(".log").read_text()
+        states = [each["FeatureData"] for each in (*lives, last)]
+        assert [state["epoch"] for state in states] == [0, 0, 0]
+        assert [len(state["before"]) for state in states] == [0, 1, 2]
+        done = [*states[2]["before"], states[2]]
+        assert sum(each["consumed"] for each in done) == last["global_step"]
+        assert states[2]["consumed"] == states[2]["packs"] > 0
+        assert json.loads((run / "result.json").read_text())["epochs"] == 1
