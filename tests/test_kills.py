@@ -5,6 +5,7 @@ KILLS=50 python -m pytest tests/test_kills.py    # the long form of each; by def
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -43,29 +44,40 @@ def killed(log: Path, state: Callable[[], Any], drawn: random.Random, *command: 
     return alive
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that_is_not(
-    tmp_path: Path, scheme: str
-) -> None:
+STAGES = (
+    "precompute", f"target.path={ASSETS}/tiny", "target.device=cpu", "features.batch_tokens=64",
+    "features.shard_mb=0.2", "features.dtype=bfloat16",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a command that nobody killed."""
+    folder = tmp_path_factory.mktemp("whole")
     lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[: 60 + 30 * KILLS]
-    (tmp_path / "prompts.jsonl").write_text("".join(lines))
-    stages = (
-        "precompute", f"target.path={ASSETS}/tiny", "target.device=cpu", f"out_dir={tmp_path}/data",
-        "features.batch_tokens=64", "features.shard_mb=0.2", "features.dtype=bfloat16",
-    )  # fmt: skip
-    finished(*stages, f"prompts.path={tmp_path}/prompts.jsonl", "prompts/privacy=off", "answers=imported")
+    (folder / "prompts.jsonl").write_text("".join(lines))
+    prompts = (f"prompts.path={folder}/prompts.jsonl", "prompts/privacy=off", "answers=imported")
+    finished(*STAGES, f"out_dir={folder}", *prompts)
+    return folder
+
+
+@pytest.mark.parametrize(("scheme", "most"), [("s3", KILLS), ("gs", KILLS // 2)])
+def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that_is_not(
+    data: Path, tmp_path: Path, scheme: str, most: int
+) -> None:
+    shutil.copytree(data / "answers", tmp_path / "answers")
     with running_store(scheme):
         url, drawn = new_folder(scheme), random.Random(0)
-        command = (*stages, "stages=[features]", f"features.path={url}")
+        command = (*STAGES, f"out_dir={tmp_path}", "stages=[features]", f"features.path={url}")
         folder = open_folder(url, setting="data.path")
 
         def shards() -> list[str]:
             return folder.names("*.index")
 
-        kills = sum(killed(tmp_path / "log", shards, drawn, *command) for _ in range(KILLS))
+        kills = sum(killed(tmp_path / "log", shards, drawn, *command) for _ in range(most))
         finished(*command)
-        assert kills == KILLS  # else it was too quick for them
-        there, here = open_source(url), open_source(str(tmp_path / "data/features"))
+        assert kills == most  # else it was too quick for them
+        there, here = open_source(url), open_source(str(data / "features"))
         others = {ref.entry.id: ref for ref in there.samples}
         assert len(others) == len(there.samples) == len(here.samples)
         for ref in here.samples:
