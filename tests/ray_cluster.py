@@ -13,8 +13,8 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 # And an own /tmp/ray: there Ray notes the cluster that runs, which another test would else try to reach.
@@ -42,6 +42,12 @@ def workers_of(pids: set[int]) -> Iterator[int]:
             yield int(folder.name)
 
 
+def has_ended(process: subprocess.Popen[bytes], *, within: float) -> bool:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(within)
+    return process.returncode is not None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, required=True)
@@ -54,10 +60,9 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(options.nodes)]
     environment = {**os.environ, "RAY_ADDRESS": cluster.address, "PYTHONPATH": os.getcwd()}
-    changes = {options.kills // 4: "node", options.kills // 2: "driver"}
+    changes = {(options.kills + 2) // 4: "node", options.kills // 2 + 1: "driver"}
     process = subprocess.Popen(options.command, env=environment)
-    while process.poll() is None:
-        time.sleep(4 * drawn.uniform(0.5, 1.5))
+    while not has_ended(process, within=4 * drawn.uniform(0.5, 1.5)):
         raylets = {each.process.pid for node in nodes for each in node.all_processes["raylet"]}
         alive = sorted(workers_of(raylets))
         if not alive or did["kills"] >= options.kills:

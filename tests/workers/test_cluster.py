@@ -17,7 +17,7 @@ from stores import ASSETS, ROOT, open_store
 
 from eagle3.storage.files import read_jsonl
 
-KILLS, ROWS = int(os.environ.get("KILLS", "4")), int(os.environ.get("ROWS", "60"))
+KILLS, ROWS = int(os.environ.get("KILLS", "3")), int(os.environ.get("ROWS", "60"))
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not own_network_works(), reason="no network namespace can be made: Ray would open ports"),
