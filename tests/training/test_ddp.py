@@ -43,8 +43,7 @@ TWO_CPUS = ["trainer.accelerator=cpu", f"trainer.devices={RANKS}", "trainer.prec
 CASES = {
     "token": ["loss.normalize=token"],
     "sequence": ["loss.normalize=sequence"],
-    "accumulated": ["loss.normalize=token", "trainer.accumulate_grad_batches=2"],
-    "fused": ["loss.normalize=token", "trainer.accumulate_grad_batches=2", "kernels.layer=fused"],
+    "accumulated": ["loss.normalize=token", "trainer.accumulate_grad_batches=2", "kernels.layer=fused"],
     "resumed": ["loss.normalize=token"],
 }
 CASES = {name: ["optim=adamw", *options] for name, options in CASES.items()}  # sharded as exactly as whole; Muon is not
@@ -67,7 +66,7 @@ def composed(directory: Path, case: str, *overrides: str) -> DictConfig:
         f"data.path={directory}/features", f"run_dir={directory}/{case}", "data.pack_tokens=48",
         "data.val_fraction=0.2", "ttt_steps=3", "optim.lr=3e-3", f"trainer.max_epochs={EPOCHS}",
         f"trainer.gradient_clip_val={CLIP}", "trainer.enable_progress_bar=false", "callbacks.progress=null",
-        "callbacks.early_stopping=null", f"trainer.log_every_n_steps={LOG_EVERY}",
+        "callbacks.early_stopping=null", "callbacks.curves=null", f"trainer.log_every_n_steps={LOG_EVERY}",
     ]  # fmt: skip
     config = scripts.composed("train", *settings, *overrides)
     OmegaConf.resolve(config)
