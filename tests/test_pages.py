@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from matplotlib import pyplot
 from page_commands import PAGES, Block, blocks, clone, name, run_block
 from stores import ASSETS, CONF, ROOT
@@ -236,11 +235,3 @@ def test_badges_say_what_pyproject_says() -> None:
     for badge, drawn in pictures.badges().items():
         assert (ROOT / "docs/badges" / f"{badge}.svg").read_text() == drawn, "run: python docs/pictures.py"
         assert f"docs/badges/{badge}.svg" in README.read_text()
-
-
-def test_the_nav_leads_to_every_page() -> None:
-    """What the strict build says too, where mkdocs is there."""
-    text = (ROOT / "docs" / "site" / "mkdocs.yml").read_text()
-    nav = set(re.findall(r"[\w/-]+\.md", str(yaml.safe_load(text)["nav"])))
-    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    assert pages <= nav
