@@ -76,7 +76,10 @@ def test_the_url_is_one_that_this_machine_can_ask(start: Start, host: str, url: 
     assert start(host=host, port=30000).url == url
 
 
-def test_a_server_that_ends_at_its_start_gives_the_reason_of_its_log(start: Start) -> None:
+def test_a_server_that_ends_at_its_start_gives_the_reason_of_its_log(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLE3_API_KEY", "secret")
     server = start(fault="start")
     with pytest.raises(InputError) as failed, server:
         pass
@@ -84,6 +87,7 @@ def test_a_server_that_ends_at_its_start_gives_the_reason_of_its_log(start: Star
     assert "RuntimeError: Not enough memory" in message
     assert "raise launch.mem_fraction_static" in message
     assert str(server.log) in message and "exit status 1" in message and "\n" not in message
+    assert [*server.log.parent.iterdir()] == [server.log]  # no file with the key stays
 
 
 SILENT = """

@@ -102,6 +102,7 @@ REFUSED: list[tuple[Change, str]] = [
         (layer_ids(*ids), r"are not 3 different ones from 0 to 6 of the target's 8 layers")
         for ids in ((1, 5), (1, 5, 5), (1, 5, 7), (-1, 5, 6))
     ),
+    (config(num_key_value_heads=1), r"k_proj\.weight must have shape \(8, 32\) by"),  # one is allowed
     (tensors(lambda stored: stored.pop("fc.weight")), r"fc\.weight must have shape \(16, 48\) by .* has nothing"),
     (tensors(lambda stored: stored.pop("d2t")), "has no tensor d2t, so its 30 draft ids mean nothing"),
     *((d2t(ids), "d2t does not map 30 draft ids") for ids in ([*range(29), 50], [*range(31)], [-1, *range(1, 30)])),

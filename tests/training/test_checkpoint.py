@@ -59,6 +59,15 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     assert "is a checkpoint of something other than a draft head" in refusal(path)
 
 
+def test_a_copy_is_the_same_file_and_is_deleted_with_it(tmp_path: Path) -> None:
+    path, copy = tmp_path / "run/best.ckpt", tmp_path / "copies/best.ckpt"
+    checkpoint_io = AtomicCheckpointIO(copies=str(copy.parent))
+    checkpoint_io.save_checkpoint({"state_dict": {}}, path)
+    assert copy.read_bytes() == path.read_bytes()
+    checkpoint_io.remove_checkpoint(path)
+    assert not path.exists() and not copy.exists()
+
+
 class RunsWhenRead:
     def __init__(self, path: Path) -> None:
         self.path = path

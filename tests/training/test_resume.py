@@ -13,7 +13,8 @@ from stores import random_samples, write_store
 
 from eagle3.errors import InputError
 from eagle3.head_files.finding import TargetFacts
-from eagle3.storage.folder import open_folder
+from eagle3.storage.folder import Storage, open_folder
+from eagle3.training import resume
 from eagle3.training.checkpoint import AtomicCheckpointIO
 from eagle3.training.resume import RunCheckpoints
 
@@ -88,8 +89,10 @@ def test_a_checkpoint_of_another_run_is_refused_where_the_run_has_its_own(tmp_pa
 
 def test_an_older_checkpoint_of_the_run_is_refused_and_later_ones_are_kept(tmp_path: Path, save: Saved) -> None:
     folder = tmp_path / "run/checkpoints"
-    older, best = save(folder / "best-step9.ckpt", 9), save(folder / "best-step10.ckpt", 10)
-    assert f"give ckpt_path={best}, or" in refusal(tmp_path / "run", older)  # killed before the first last.ckpt
+    older = save(folder / "best-step8.ckpt", 8)
+    for step in (9, 10):  # names sort as the steps do, then not
+        best = save(folder / f"best-step{step}.ckpt", step)
+        assert f"give ckpt_path={best}, or" in refusal(tmp_path / "run", older)  # killed before the first last.ckpt
     last = save(folder / "last.ckpt", 20)
     assert f"give ckpt_path={last}, or" in refusal(tmp_path / "run", older)
     assert RunCheckpoints(tmp_path / "elsewhere", None).resume_from(str(older)) == str(older)
@@ -120,11 +123,24 @@ def test_copies_of_another_training_are_refused(tmp_path: Path, save: Saved) -> 
     assert message in refusal(run, "auto", copies)
 
 
-def test_a_kill_while_checkpoints_are_copied_loses_none(tmp_path: Path, save: Saved) -> None:
+def test_a_kill_while_checkpoints_are_copied_loses_none(
+    tmp_path: Path, save: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, copies = tmp_path / "run", save(tmp_path / "copies/last.ckpt", 500).parent
     save(copies / "best-step400.ckpt", 400)
     (run / "checkpoints").mkdir(parents=True)
-    (run / "checkpoints/last.ckpt").write_bytes((copies / "last.ckpt").read_bytes())
+    download, copied = resume._download, list[str]()
+
+    def killed_after_one(bucket: Storage, name: str, path: Path) -> None:
+        if copied:
+            raise KeyboardInterrupt
+        copied.append(name)
+        download(bucket, name, path)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(resume, "_download", killed_after_one)
+        RunCheckpoints(run, str(copies)).resume_from("auto")
+    assert copied == ["last.ckpt"]
     assert step_of(RunCheckpoints(run, str(copies)).resume_from("auto")) == 500
     assert step_of(str(run / "checkpoints/best-step400.ckpt")) == 400
 

@@ -115,9 +115,10 @@ def test_each_load_gets_its_fastest_chain_or_none_in_adaptive_json(tmp_path: Pat
 
 @pytest.mark.parametrize("no_steps", [3.0, None], ids=["slower than a chain", "no server"])
 def test_a_load_keeps_its_chain_unless_not_to_draft_was_timed_and_is_faster(
-    no_steps: float | None, tmp_path: Path
+    no_steps: float | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = tuned(Machine(BY_LOAD, loads=tuple(LOADS), no_steps=no_steps), loads=LOADS, timed=20)
+    assert ("0 steps: " in caplog.text) is (no_steps is None)
     assert found.lost() == [64] and found.steps() == {1: 6, 8: 4, 64: found.best(64).steps}
     slower = found.speed_up(found.best(64), 64)
     assert f"64 at a time: {slower:.2f} times the plain target's speed" in report(found, tmp_path)
