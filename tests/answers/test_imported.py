@@ -257,11 +257,13 @@ def test_reasoning_that_the_prompt_opens_and_nothing_closes_is_refused(tmp_path)
         ("m.content.split('|')[::-1] | join('|')", "one|two"),  # moves
         ("m.content | trim", "Four. \n"),
         ("m.content | upper if m.content | length > 40 else m.content", "long " * 10),
+        ("m.content.replace('Four', '4')", THOUGHT),
     ],
 )
 def test_an_answer_that_the_template_does_not_keep_whole_is_refused(tmp_path, written, content):
     turn = "{{ '<|im_start|>' + m.role + '\n' + (WRITTEN if m.role == 'assistant' else m.content) + '<|im_end|>\n' }}"
-    chat = make_chat("qwen2_5", template=loop(tmp_path, turn.replace("WRITTEN", written)))
+    markers = ["<think>", "</think>"]
+    chat = make_chat("qwen2_5", template=loop(tmp_path, turn.replace("WRITTEN", written)), reasoning_parser=markers)
     assert refusals(chat, user("Say"), assistant(content)) == [NOT_WHOLE]
 
 
@@ -333,6 +335,8 @@ def test_token_ids_are_taken_as_they_are():
         assert refusals(chat, *by_ids(chat, "Hi", "Hello<|im_start|><|im_end|>", content=content)) == [None]
     (row,) = answer_rows(chat, by_ids(chat, "Hi", "Hello", finish_reason="length"))
     assert row.refused is None and row.answer_ids == chat.encode("Hello")
+    # Templates may drop earlier answers from a prompt.
+    assert refusals(chat, user("Hi"), assistant("Yes?"), *by_ids(chat, "Hi", "Hello<|im_end|>")) == [None, None]
 
 
 @pytest.mark.parametrize(

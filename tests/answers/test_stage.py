@@ -142,6 +142,7 @@ def test_rows_hold_the_prompt_as_served_and_the_answer_with_its_end_and_are_left
     spans = [(start, end) for row in rows.values() for start, end in row["turns"]]
     assert manifest.answer_tokens == sum(end - start for start, end in spans)
     assert manifest.turns == len(spans) == sum(manifest.finish_reasons.values())
+    assert (manifest.prompts, manifest.rows) == (len(asked), len(rows))
     stored = read_answers(out_dir / "answers")
     assert stored.complete and stored.target.weights_hash and manifest.errors == {}
     assert set(manifest.finish_reasons) == {"stop", "length"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from feature_data import feature_data
-from stores import MADE_FROM, random_sample, random_samples, write_store
+from stores import MADE_FROM, in_float32, random_sample, random_samples, write_store
 
 from eagle3.errors import InputError
 from eagle3.features.index import SampleEntry
@@ -78,7 +78,8 @@ def test_training_reads_what_the_mask_selects_and_counts_the_rest(
 ) -> None:
     caplog.set_level("INFO")
     ids = ["p0#0", "p0#1", "p1#0", "p2#0", "p3#0", "p3#2"]
-    samples = [replace(sample, id=name) for sample, name in zip(random_samples(6), ids, strict=True)]
+    one_anchor = in_float32(random_sample([0, 1, 1]))
+    samples = [replace(sample, id=name) for sample, name in zip([*random_samples(5), one_anchor], ids, strict=True)]
     store = write_store(tmp_path / "features", samples)
     assert sorted(samples_under(LastTurn(), store)) == ["p0#1", "p1#0", "p2#0", "p3#2"]
     assert "loss_mask=LastTurn leaves nothing to train in 2 of 6 samples" in caplog.text

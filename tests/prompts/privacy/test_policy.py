@@ -64,8 +64,12 @@ def test_masks_replace_what_was_found_and_nothing_else():
     assert contents(before)[0] == f"Mail {EMAIL}, then"
 
 
-def test_masks_are_in_the_right_place_where_digits_and_blanks_are_not_ascii():
-    wide = CARD.translate({ord(digit): ord(digit) + 0xFEE0 for digit in "0123456789"}).replace(" ", "\u202f")
+BETWEEN = "\u00a0\u2000\u200d\u202f\u205f\u2060\u3000\ufeff\u2010\u2015\u2212\u00ad"  # blanks and dashes
+
+
+@pytest.mark.parametrize("between", list(BETWEEN), ids=ascii)
+def test_masks_are_in_the_right_place_where_digits_blanks_and_dashes_are_not_ascii(between):
+    wide = CARD.translate({ord(digit): ord(digit) + 0xFEE0 for digit in "0123456789"}).replace(" ", between)
     verdict = with_actions(CREDIT_CARD="mask")(prompt(f"İ\U0001f600 {wide} é"))
     assert contents(verdict.prompt) == ["İ\U0001f600 <CREDIT_CARD> é"]
 
