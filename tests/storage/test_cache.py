@@ -10,6 +10,7 @@ import pytest
 import torch
 from stores import random_samples, save_store
 
+from eagle3.features.concat import open_source
 from eagle3.features.store import FeatureStore
 from eagle3.storage.cache import CachedFolder
 from eagle3.storage.folder import LocalFolder, write_file
@@ -97,12 +98,13 @@ def test_threads_and_processes_that_read_at_once_agree(far: Counted, tmp_path: P
 
 
 def test_a_store_behind_a_cache_is_fetched_once_by_all_processes_and_after_a_restart(
-    far: Counted, tmp_path: Path
+    far: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("eagle3.features.concat.open_folder", lambda *_, **__: far)
     save_store(far, random_samples(40))
     plain, fetched = FeatureStore(far), []
     for _ in range(3):
-        cached = FeatureStore(CachedFolder(far, tmp_path, limit=10**9))
+        cached = open_source("s3://far", cache_dir=str(tmp_path), cache_gb=1)
         before = far.fetched
         read = [cached.read(ref).aux_hidden_states for ref in cached.samples]
         fetched.append(far.fetched - before)
