@@ -3,12 +3,13 @@
     python benchmarks/time_to_head.py --work DIR --out benchmarks/results/time_to_head.json \
         --launch '{"python": "/path/to/sglang/venv/bin/python"}'          # 16 minutes, 137 GB in DIR
     python benchmarks/time_to_head.py --work DIR2 --out FILE --until features --conversations 16384 \
-        --launch …                                      # on all GPUs; with two 7 minutes, 115 GB in DIR2
+        --launch …                                      # on all GPUs, about 115 GB in DIR2
     python benchmarks/time_to_head.py --work DIR3 --out DIR3/result.json --tiny       # every step on a CPU, 2 minutes
 
 Prompts of random words, 128 tokens each with their template; the weights are random, so an answer ends at its 256th
 token. Steps that DIR/steps.json names are not run again. For 100,000 conversations, what a step does for each token is
-scaled by its own rate, and the start of servers and programs is counted once. That needs CUDA_VISIBLE_DEVICES=0.
+scaled by its own rate, and the start of servers and programs is counted once; for that, one GPU must be visible:
+CUDA_VISIBLE_DEVICES=0.
 """
 
 import argparse
