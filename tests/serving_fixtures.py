@@ -8,8 +8,9 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 from aiohttp import web
@@ -57,9 +58,13 @@ def bench_settings(**changes: Any) -> BenchSettings:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a free port, with three more after it, below those that the system gives to connections."""
+    while True:
+        first = SystemRandom().randrange(10_000, 32_000)
+        with suppress(OSError), ExitStack() as probes:
+            for port in range(first, first + 4):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
 
 
 def wait_until(holds: Callable[[], Any]) -> None:
