@@ -75,6 +75,7 @@ class ServedAnswerer(Answerer):
     def __exit__(self, *error: object) -> None:
         for line in self.pool.report():
             log.warning(line)
+        self.pool.close()
         self.up.close()
 
     def _started(self, stack: ExitStack) -> list[str]:

@@ -12,6 +12,7 @@ import aiohttp
 from eagle3.errors import InputError
 
 KEY = "EAGLE3_API_KEY"  # the environment variable that holds the key
+IDLE_S = 2.0  # servers close a connection that was idle for 5 s; a request that meets this fails
 LONGEST_LINE = 16 * 2**20  # bytes: each event of a stream repeats the whole answer so far
 
 
@@ -33,7 +34,7 @@ def new_session(*, timeout_s: float) -> aiohttp.ClientSession:
 
     It ignores the user's proxy, as aiohttp does unless told otherwise: most servers run on this machine."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(30, timeout_s)),
         read_bufsize=LONGEST_LINE,
         headers={"Authorization": f"Bearer {key}"} if (key := api_key()) else {},

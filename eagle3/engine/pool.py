@@ -5,7 +5,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -35,9 +34,8 @@ class Member(Generic[AnyEndpoint]):
     answered: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     pause_s: float = FIRST_PAUSE_S
-    again_at: float = 0.0
     works: bool = True
-    probing: bool = False
+    returning: asyncio.Task[None] | None = None
 
 
 class Pool(Generic[AnyEndpoint]):
@@ -58,7 +56,7 @@ class Pool(Generic[AnyEndpoint]):
         self.members = [Member(endpoint) for endpoint in endpoints]
         self.session = session
         self.in_flight, self.attempts, self.give_up_s, self.setting = in_flight, attempts, give_up_s, setting
-        self.freed = asyncio.Condition()
+        self.waiting: dict[asyncio.Future[None], None] = {}  # for a place, the oldest first
         self.down_since: float | None = None
 
     @property
@@ -85,8 +83,10 @@ class Pool(Generic[AnyEndpoint]):
                 return result
             finally:
                 member.in_flight -= 1
-                async with self.freed:
-                    self.freed.notify()
+                if self.waiting:
+                    place = next(iter(self.waiting))
+                    del self.waiting[place]
+                    place.set_result(None)
         raise RequestRefused(f"{self.attempts} attempts failed, the last with: {reason}")
 
     def report(self) -> list[str]:
@@ -99,9 +99,18 @@ class Pool(Generic[AnyEndpoint]):
             if member.failures
         ]
 
+    def close(self) -> None:
+        """Ask servers that failed no more."""
+        for member in self.members:
+            if member.returning is not None:
+                member.returning.cancel()
+
     async def _take(self) -> Member[AnyEndpoint]:
         """Wait for a place on a server that works."""
         while True:
+            for member in self.members:
+                if member.returning is not None and member.returning.done():
+                    member.returning.result()  # raises what is no failure of a server
             free = [member for member in self.members if member.works and member.in_flight < self.in_flight]
             if free:
                 chosen = min(free, key=lambda member: (member.in_flight, member.answered))
@@ -109,39 +118,35 @@ class Pool(Generic[AnyEndpoint]):
                 return chosen
             if not self.working:
                 self._require_hope()
-            for member in self.members:
-                if not member.works and not member.probing and time.monotonic() >= member.again_at:
-                    await self._probe(member)
-            async with self.freed:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self.freed.wait(), POLL_S)
+            place = asyncio.get_running_loop().create_future()
+            self.waiting[place] = None
+            try:
+                await asyncio.wait([place], timeout=POLL_S)
+            finally:
+                self.waiting.pop(place, None)
 
     def _failed(self, member: Member[AnyEndpoint], reason: str) -> None:
         member.failures[reason] += 1
         if member.works:  # of many requests that fail together the first decides
             log.warning("%s: %s; asked again in %.0f s", member.endpoint.url, reason, member.pause_s)
             member.works = False
-            self._pause(member)
+            member.returning = asyncio.create_task(self._take_back(member))
         if not self.working and self.down_since is None:
             self.down_since = time.monotonic()
 
-    def _pause(self, member: Member[AnyEndpoint]) -> None:
-        member.again_at = time.monotonic() + member.pause_s
-        member.pause_s = min(2 * member.pause_s, LONGEST_PAUSE_S)
-
-    async def _probe(self, member: Member[AnyEndpoint]) -> None:
-        """Take a server back once it makes a token."""
-        member.probing = True
-        try:
-            await asyncio.wait_for(member.endpoint.complete(self.session, Request([0])), PROBE_S)
-        except RequestRefused:
-            pass  # it answers
-        except (ServerFailed, TimeoutError):
-            self._pause(member)
-            return
-        finally:
-            member.probing = False
-        member.works, self.down_since = True, None
+    async def _take_back(self, member: Member[AnyEndpoint]) -> None:
+        """Wait until a server makes a token; pauses between its failures grow until it has answered a request."""
+        while not member.works:
+            await asyncio.sleep(member.pause_s)
+            member.pause_s = min(2 * member.pause_s, LONGEST_PAUSE_S)
+            try:
+                async with asyncio.timeout(PROBE_S):
+                    await member.endpoint.complete(self.session, Request([0]))
+            except (ServerFailed, TimeoutError):
+                continue
+            except RequestRefused:
+                pass  # it answers
+            member.works, self.down_since = True, None
         log.info("%s answers again", member.endpoint.url)
 
     def _require_hope(self) -> None:

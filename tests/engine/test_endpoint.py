@@ -10,7 +10,8 @@ from aiohttp import web
 from protocol_server import ProtocolServer
 from serving_fixtures import free_port, serving
 
-from eagle3.engine.client import KEY, RequestRefused, ServerFailed, new_session
+from eagle3.engine import client
+from eagle3.engine.client import KEY, RequestRefused, ServerFailed, ask, new_session
 from eagle3.engine.endpoint import Answer, Endpoint, OpenAICompletions, Request, SGLang
 from eagle3.errors import InputError
 
@@ -43,6 +44,33 @@ def test_token_ids_and_the_finish_reason_come_back(protocol: Any, token_ids: lis
     sampling = body.get("sampling_params") or body
     assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (0.7, 0.9, -1)
     assert (sampling["stop_token_ids"], sampling.get("sampling_seed", body.get("seed"))) == ([2], 3)
+
+
+def test_a_connection_that_a_server_may_be_closing_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "IDLE_S", 0.2)
+    connections = []
+
+    async def accepted(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        connections.append(request.transport.get_extra_info("peername"))
+        return web.json_response({})
+
+    async def run() -> None:
+        runner = web.AppRunner(application)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        async with new_session(timeout_s=60) as session:
+            for pause in (0, 0, 0.5):
+                await asyncio.sleep(pause)
+                await ask(session, f"http://127.0.0.1:{runner.addresses[0][1]}/")
+        await runner.cleanup()
+
+    application = web.Application()
+    application.router.add_get("/", accepted)
+    asyncio.run(run())
+    first, again, later = connections
+    assert first == again != later
 
 
 def test_a_stop_token_that_is_left_out_and_named_is_put_back() -> None:

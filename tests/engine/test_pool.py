@@ -12,6 +12,7 @@ from eagle3.engine import pool as pool_module
 from eagle3.engine.client import RequestRefused, ServerFailed
 from eagle3.engine.endpoint import Answer, Request
 from eagle3.engine.pool import Pool
+from eagle3.errors import InputError
 
 
 class Scripted:
@@ -77,6 +78,26 @@ def test_what_a_dying_server_had_is_answered_by_the_others_once() -> None:
     once = dying.answered + other.answered
     assert {once[number] for number in range(1, 200)} == {1}
     assert len(reports) == 1 and reports[0].startswith("a: 20 answers") and "times gone" in reports[0]
+
+
+def test_a_server_that_failed_once_is_asked_again_while_the_others_have_places() -> None:
+    once, other = Scripted("a", lambda number: ServerFailed("gone") if number == 3 else None), Scripted("b")
+
+    async def one_after_another() -> None:
+        pool = Pool([once, other], None, in_flight=4, attempts=3, give_up_s=60, setting="answers")  # type: ignore[arg-type]
+        for number in range(50):
+            await pool.complete(Request([1], number, 0, 1, 0, 8))
+
+    asyncio.run(one_after_another())
+    assert once.asked > 20
+
+
+def test_what_is_no_failure_of_a_server_that_is_asked_again_ends_the_requests() -> None:
+    def plan(number: int) -> Exception | None:
+        return None if number < 3 else ServerFailed("gone") if number == 3 else InputError("asks for a key")
+
+    answers = ask_all([Scripted("a", plan), Scripted("b")], 200)
+    assert {str(each) for each in answers if not isinstance(each, Answer)} == {"asks for a key"}
 
 
 def test_a_request_that_breaks_every_server_ends_after_its_attempts() -> None:
