@@ -124,8 +124,9 @@ class CaptureFolder:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """Copy a file's tensors, which are views of the file: they would fill the folder until the last row is stored."""
     with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         parts = json.loads(file.metadata()["parts"])
     path.unlink()
     return tensors, parts

@@ -10,8 +10,8 @@ part of its tar's name, and an index is never replaced: of several writers of on
 import hashlib
 import secrets
 import tarfile
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from eagle3.errors import InputError
@@ -23,6 +23,8 @@ from eagle3.features.turns import anchors_of
 from eagle3.storage.folder import Readable, Storage, write_file
 from eagle3.storage.prefault import sha256_of
 from eagle3.storage.records import record_bytes
+
+MOST_WAITING = 512 * 2**20  # bytes
 
 
 @dataclass(frozen=True)
@@ -43,23 +45,32 @@ def encode(sample: Sample) -> Encoded:
 
 
 class ShardWriter:
-    """Writes one shard; nothing appears under `name` before `finish`."""
+    """Writes one shard; nothing appears under `name` before `finish`.
+
+    A thread of its own hashes and writes: one core writes less than some GPUs compute, but several shards can be under
+    way. What fails there is raised by a later call.
+    """
 
     def __init__(self, storage: Storage, number: int) -> None:
         self.number, self.name = number, f"shard-{number:06d}-{secrets.token_hex(4)}.tar"
         self.storage = storage
         self.pending = storage.create(self.name)
-        self.hash, self.hashing = hashlib.sha256(), ThreadPoolExecutor(1)  # hashes what is written meanwhile
+        self.hash, self.thread = hashlib.sha256(), ThreadPoolExecutor(1)
+        self.size, self.written = 0, 0
+        self.writes: deque[Future[None]] = deque()
         self.entries: list[SampleEntry] = []
         self.answer_counts: Counter[int] = Counter()
 
-    @property
-    def size(self) -> int:
-        return self.pending.tell()
-
     def _write(self, data: bytes | memoryview) -> None:
-        self.hashing.submit(self.hash.update, data)
+        self.writes.append(self.thread.submit(self._put, data))
+        self.size += len(data)
+        while self.writes and (self.writes[0].done() or self.size - self.written > MOST_WAITING):
+            self.writes.popleft().result()
+
+    def _put(self, data: bytes | memoryview) -> None:
+        self.hash.update(data)
         self.pending.write(data)
+        self.written += len(data)
 
     def add(self, sample: "Sample | Encoded", *, source: str = "", whole: bool = True) -> None:
         """Add a sample of a prompt from `source`; `whole`: none of its answers was cut."""
@@ -69,7 +80,7 @@ class ShardWriter:
         member.size = encoded.size
         # Not by tarfile's writer, which copies 16 kB at a time: each a turn of the threads.
         self._write(member.tobuf(tarfile.USTAR_FORMAT))
-        offset = self.pending.tell()
+        offset = self.size
         for buffer in encoded.buffers:
             self._write(buffer)
         self._write(bytes(-encoded.size % tarfile.BLOCKSIZE))
@@ -93,14 +104,16 @@ class ShardWriter:
 
     def finish(self, made_from: str) -> bytes:
         """Close and publish the shard, and return its index. `made_from` is the hash of what decides its content."""
-        end = self.pending.tell() + 2 * tarfile.BLOCKSIZE
+        end = self.size + 2 * tarfile.BLOCKSIZE
         self._write(bytes(2 * tarfile.BLOCKSIZE + -end % tarfile.RECORDSIZE))
-        self.hashing.shutdown()
+        self.thread.shutdown()
+        while self.writes:
+            self.writes.popleft().result()
         facts = ShardFacts(
             format_version=FORMAT_VERSION,
             shard=self.name,
             made_from=made_from,
-            bytes=self.pending.tell(),
+            bytes=self.size,
             sha256=self.hash.hexdigest(),
         )
         content = index_bytes(index_of(facts, self.entries, self.answer_counts))
@@ -113,7 +126,7 @@ class ShardWriter:
         return content
 
     def discard(self) -> None:
-        self.hashing.shutdown()
+        self.thread.shutdown(cancel_futures=True)
         self.pending.discard()
 
 

@@ -20,7 +20,7 @@ from eagle3.workers.task import Keyed, Take
 
 log = logging.getLogger(__name__)
 
-ENCODERS, CLOSERS = 4, 2  # threads
+ENCODERS, CLOSERS = 4, 4  # threads
 
 
 class Extractor:

@@ -129,9 +129,6 @@ class LocalPendingFile:
         with with_filename(self.path):
             return self.file.write(data)
 
-    def tell(self) -> int:
-        return self.file.tell()
-
     def commit(self) -> None:
         with with_filename(self.path):
             self.file.flush()

@@ -15,8 +15,6 @@ class PendingFile(Protocol):
 
     def write(self, data: Any) -> int: ...
 
-    def tell(self) -> int: ...
-
     def commit(self) -> None:
         """Give the file its name: from now on it exists, whole."""
 

@@ -162,7 +162,7 @@ class PendingObject:
     is one that is to replace a certain version: the store refuses it if it finds another."""
 
     def __init__(self, bucket: Bucket, name: str, instead_of: str | None) -> None:
-        self.bucket, self.name, self.instead_of, self.written = bucket, name, instead_of, 0
+        self.bucket, self.name, self.instead_of = bucket, name, instead_of
         self.content = bytearray()  # what was written before the upload was begun
         self.upload: Any = None
 
@@ -175,11 +175,7 @@ class PendingObject:
                 if len(self.content) >= PART and self.instead_of == WHATEVER:
                     self.upload = self.bucket.again(self._begun)
                     self.content = bytearray()
-        self.written += len(data)
         return len(data)
-
-    def tell(self) -> int:
-        return self.written
 
     def commit(self) -> None:
         with self.bucket._errors(self.name):

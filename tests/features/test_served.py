@@ -16,6 +16,7 @@ import pytest
 import torch
 from exported_head import edit_json
 from omegaconf import OmegaConf
+from safetensors.torch import save_file
 from serving_fixtures import environment, launch_settings, sglang_site
 from stores import open_store
 
@@ -248,6 +249,13 @@ def test_states_that_the_stored_type_cannot_hold_are_told(dtype: str, finite: bo
     assert bool(eagle3_capture.stored(states, {"dtype": dtype, "slots": 3})["finite"]) is finite
     states["last"][1, 1] = float("nan")
     assert not eagle3_capture.stored(states, {"dtype": dtype, "slots": 3})["finite"]
+
+
+def test_rows_that_were_read_take_no_place_in_the_folder(tmp_path: Path) -> None:
+    path = tmp_path / "1.safetensors"
+    save_file({"aux": torch.ones(1000, 8)}, path, metadata={"parts": "[]"})
+    tensors, _ = capture._read(path)
+    assert tensors["aux"].sum() == 8000 and path.name not in Path("/proc/self/maps").read_text()
 
 
 def test_chunks_are_joined_in_the_order_of_their_tokens() -> None:

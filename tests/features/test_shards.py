@@ -17,6 +17,7 @@ from stores import in_float32, in_fp8, open_store, random_sample, random_samples
 
 import eagle3.features.index
 from eagle3.errors import InputError
+from eagle3.features import shards
 from eagle3.features.index import parse_index
 from eagle3.features.sample import Sample, ScaledRows, ids_from_bytes
 from eagle3.features.shards import ShardWriter
@@ -88,15 +89,35 @@ def test_nothing_appears_under_the_shards_name_before_it_is_whole(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_index_has_the_hash_of_the_whole_tar_also_when_hashing_is_slow(tmp_path: Path) -> None:
+def test_the_index_has_the_hash_of_the_whole_tar_also_when_writing_is_slow(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     writer = ShardWriter(LocalFolder(folder), 0)
-    writer.hashing.submit(time.sleep, 0.1)
+    writer.thread.submit(time.sleep, 0.1)
     writer.add(random_samples(1)[0])
     index = parse_index(memoryview(writer.finish("made from")), source="an index", remedy="")
     content = (folder / writer.name).read_bytes()
     assert index.facts.sha256 == hashlib.sha256(content).hexdigest()
     assert len(content) % tarfile.RECORDSIZE == 0 and not any(content[-2 * tarfile.BLOCKSIZE :])  # a tar's end
+
+
+def test_what_waits_to_be_written_is_limited_and_a_full_disk_ends_the_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "MOST_WAITING", 1000)
+    writer = ShardWriter(LocalFolder(tmp_path), 0)
+    for sample in random_samples(3):
+        writer.thread.submit(time.sleep, 0.01)
+        writer.add(sample)
+        assert writer.size - writer.written <= 1000
+
+    def full(data: bytes) -> int:
+        raise InputError("the disk is full")
+
+    monkeypatch.setattr(writer.pending, "write", full)
+    with pytest.raises(InputError, match="the disk is full"):
+        writer.finish("made from")
+    writer.discard()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_truncated_shard_and_a_missing_one_are_named_and_refused(tmp_path: Path) -> None:
