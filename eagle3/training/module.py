@@ -11,7 +11,9 @@ from dataclasses import asdict
 import lightning
 import numpy as np
 import torch
+import torch.distributed as dist
 from jaxtyping import Float
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -163,7 +165,9 @@ class HeadTraining(lightning.LightningModule):
                 f"trainer.max_epochs={self.trainer.max_epochs} leaves the learning rate's schedule without an end; set "
                 f"trainer.max_epochs or trainer.max_steps (trainer.max_time may still end the training earlier)"
             )
-        optimizer, schedule = self.optim.build(self.head, int(total_steps), by_graph=self.kernels.cuda_graphs)
+        optimizer, schedule = self.optim.build(
+            self.head, int(total_steps), by_graph=self.kernels.cuda_graphs, ranks=ranks_of_machine(self.trainer)
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def configure_gradient_clipping(
@@ -249,6 +253,13 @@ class HeadTraining(lightning.LightningModule):
                 f"{name}={float(value)} at step {self.trainer.global_step}: the training has diverged, and its "
                 f"checkpoints are older than that; start again with a lower optim.lr or trainer.gradient_clip_val"
             )
+
+
+def ranks_of_machine(trainer: lightning.Trainer) -> dist.ProcessGroup | None:
+    """Return this machine's ranks if they have copies of the same weights; None for a single one, and for shards."""
+    if trainer.num_devices == 1 or not isinstance(trainer.strategy, DDPStrategy):
+        return None
+    return dist.new_subgroups(trainer.num_devices)[0]
 
 
 def is_own(part: object) -> bool:

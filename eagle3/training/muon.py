@@ -1,10 +1,11 @@
-"""PyTorch's Muon, also for CPUs without bfloat16, and with kernels that one CUDA graph launches."""
+"""PyTorch's Muon, also for CPUs without bfloat16, divided among GPUs, and with kernels that one CUDA graph launches."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Muon
 from torch.overrides import TorchFunctionMode
@@ -26,6 +27,51 @@ class _KeepFloat32(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0].clone() if func is Tensor.bfloat16 else func(*args, **(kwargs or {}))
+
+
+class DividedMuon(PortableMuon):
+    """Muon of one group of matrices that are the same on several ranks, each of which steps some and sends them.
+
+    Muon's own products take as long on every rank as on one. Here `ranks`, which should be joined by fast links, have
+    about equal parts of them. Every rank keeps all momenta: state and checkpoints are those of Muon.
+    """
+
+    def __init__(self, params: Any, *, ranks: dist.ProcessGroup, **settings: Any) -> None:
+        super().__init__(params, **settings)
+        self.ranks = ranks
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        [group] = self.param_groups
+        matrices: list[Tensor] = group["params"]
+        rank_of = divided(matrices, self.ranks.size())
+        own = [matrix for matrix, rank in zip(matrices, rank_of, strict=True) if rank == self.ranks.rank()]
+        group["params"] = own
+        try:
+            loss = super().step(closure)
+        finally:
+            group["params"] = matrices
+        for matrix, rank in zip(matrices, rank_of, strict=True):
+            if rank != self.ranks.rank():
+                momenta = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
+                momenta.lerp_(matrix.grad, 1 - group["momentum"])
+        sent = [
+            dist.broadcast(matrix, group=self.ranks, group_src=rank, async_op=True)
+            for matrix, rank in zip(matrices, rank_of, strict=True)
+        ]
+        for each in sent:
+            each.wait()
+        return loss
+
+
+def divided(matrices: list[Tensor], ranks: int) -> list[int]:
+    """Return each matrix's rank: from the most work down, each goes to the rank that has the least."""
+    rank_of, work = [0] * len(matrices), [0.0] * ranks
+    flops = [min(each.shape) ** 2 * (2 * max(each.shape) + min(each.shape)) for each in matrices]
+    for number in sorted(range(len(matrices)), key=lambda number: -flops[number]):
+        rank_of[number] = rank = work.index(min(work))
+        work[rank] += flops[number]
+    return rank_of
 
 
 class RecordedMuon(PortableMuon):

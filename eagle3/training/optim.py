@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -15,19 +16,24 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from eagle3.head.draft_head import DraftHead
 from eagle3.settings.training import OptimSettings
-from eagle3.training.muon import PortableMuon, RecordedMuon
+from eagle3.training.muon import DividedMuon, PortableMuon, RecordedMuon
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWCosine(OptimSettings):
     """AdamW for all parameters of the head."""
 
-    def build(self, head: DraftHead, total_steps: int, *, by_graph: bool = False) -> tuple[Optimizer, LambdaLR]:
-        """Return optimizer and schedule; `by_graph`: whether a CUDA graph may launch the optimizer's kernels."""
-        optimizer = self.optimizer(head, by_graph)
+    def build(
+        self, head: DraftHead, total_steps: int, *, by_graph: bool = False, ranks: dist.ProcessGroup | None = None
+    ) -> tuple[Optimizer, LambdaLR]:
+        """Return optimizer and schedule.
+
+        `by_graph`: whether a CUDA graph may launch the optimizer's kernels; `ranks`: which have the same weights and
+        gradients, and may divide the optimizer's work."""
+        optimizer = self.optimizer(head, by_graph, ranks)
         return optimizer, LambdaLR(optimizer, partial(self.scale, total_steps=total_steps))
 
-    def optimizer(self, head: DraftHead, by_graph: bool = False) -> Optimizer:
+    def optimizer(self, head: DraftHead, by_graph: bool = False, ranks: dist.ProcessGroup | None = None) -> Optimizer:
         return self.adamw(trained(head))
 
     def adamw(self, parameters: Iterable[nn.Parameter]) -> AdamW:
@@ -49,18 +55,18 @@ class MuonCosine(AdamWCosine):
     """Muon for the matrices between the captured states and the last norm, AdamW for norms and a trained `lm_head`.
 
     Updates are scaled to the size of AdamW's (arXiv:2502.16982, section 2.2), so that both share one learning rate and
-    one weight decay. Muon's own matrix products cost 27 TFLOP per step for the head of an 8B target, on every rank.
+    one weight decay. Muon's own matrix products cost 27 TFLOP per step for the head of an 8B target.
     """
 
     lr: float = 3e-3
     weight_decay: float = 0.1
 
-    def optimizer(self, head: DraftHead, by_graph: bool = False) -> Optimizer:
+    def optimizer(self, head: DraftHead, by_graph: bool = False, ranks: dist.ProcessGroup | None = None) -> Optimizer:
         matrices: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for each in trained(head):
             (matrices if each.ndim == 2 and each is not head.lm_head.weight else others).append(each)
-        kind = RecordedMuon if by_graph else PortableMuon
+        kind = RecordedMuon if by_graph else partial(DividedMuon, ranks=ranks) if ranks else PortableMuon
         muon = kind(matrices, lr=self.lr, weight_decay=self.weight_decay, adjust_lr_fn="match_rms_adamw")
         return CombinedOptimizer([muon, self.adamw(others)])
 

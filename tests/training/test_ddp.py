@@ -119,6 +119,7 @@ def train_case(config: DictConfig, rank: int, first: DictConfig | None) -> dict[
         "anchors_per_s": trainer.callback_metrics["train/anchors_per_s"].item(),
         "numbers_read": torch.tensor(counter.at_start).diff().tolist(),
         "steps": int(trainer.estimated_stepping_batches),
+        "optimizers": [type(each).__name__ for each in getattr(trainer.optimizers[0], "parts", [])],
         "held": sum(local(parameter).numel() for parameter in trainer.lightning_module.head.parameters()),
     }
 
@@ -217,6 +218,11 @@ def test_shards_stay_wide_where_products_are_bf16_and_end_near_the_float64_train
     assert {weight.dtype for name, weight in half["weights"].items() if "draft_ids" not in name} == {torch.float64}
     assert half["metrics"]["val/loss"] == pytest.approx(wide["metrics"]["val/loss"], rel=0.01)
     assert half["metrics"]["val/loss"] != pytest.approx(wide["metrics"]["val/loss"], rel=1e-6)
+
+
+def test_ranks_divide_the_products_of_muon_where_each_has_all_weights(trained: Path) -> None:
+    ddp, fsdp = (results(trained / strategy, "muon")[0]["optimizers"][0] for strategy in ("ddp", "fsdp"))
+    assert (ddp, fsdp) == ("DividedMuon", "PortableMuon")
 
 
 def test_muon_on_shards_ends_near_muon_on_whole_weights(trained: Path) -> None:

@@ -10,7 +10,7 @@ from heads import make_head
 from torch.optim import AdamW, Optimizer
 
 from eagle3.head.draft_head import DraftHead
-from eagle3.training.muon import PortableMuon
+from eagle3.training.muon import PortableMuon, divided
 from eagle3.training.optim import AdamWCosine, MuonCosine
 
 SETTINGS = {
@@ -66,6 +66,12 @@ def test_muon_takes_the_matrices_inside_the_head_and_adamw_the_rest() -> None:
         step(head, optimizer, seed=seed)
         step(other, muon, adamw, seed=seed)
     torch.testing.assert_close(head.state_dict(), other.state_dict())
+
+
+def test_matrices_are_divided_by_their_work() -> None:
+    shapes = [(8, 8), (64, 64), (8, 64), (64, 64), (64, 8), (32, 32)]
+    assert divided([torch.empty(shape) for shape in shapes], 2) == [1, 0, 1, 1, 1, 0]
+    assert set(divided([torch.empty(8, 8)] * 4, 4)) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("shape", [(48, 16), (16, 48)])
