@@ -19,6 +19,7 @@ from eagle3.engine.draft import Draft
 from eagle3.engine.endpoint import ENDPOINTS, Endpoint, Request
 from eagle3.engine.local_servers import servers_of, serving
 from eagle3.engine.pool import Pool
+from eagle3.engine.process import Server
 from eagle3.engine.same_target import SENTENCE, require_same_model, require_same_tokens, require_same_weights
 from eagle3.errors import InputError
 from eagle3.settings.engine import LaunchSettings
@@ -60,7 +61,8 @@ class ServedAnswerer(Answerer):
     def __enter__(self) -> Self:
         """Start servers if none are given, and check that they serve the target."""
         with ExitStack() as stack:
-            urls = self.settings.urls or self._started(stack)
+            started = [] if self.settings.urls else self._started(stack)
+            urls = self.settings.urls or [server.url for server in started]
             self.runner = stack.enter_context(asyncio.Runner())
             session = self.runner.run(_open(self.settings.timeout_s))
             stack.callback(lambda: self.runner.run(session.close()))
@@ -68,7 +70,7 @@ class ServedAnswerer(Answerer):
             endpoints = [self.endpoint(url, model=model) for url in urls]
             self.runner.run(self._require_same_target(session, endpoints))
             limits = {key: getattr(self.settings, key) for key in ("in_flight", "attempts", "give_up_s")}
-            self.pool = Pool(endpoints, session, setting="answers", **limits)
+            self.pool = Pool(endpoints, session, setting="answers", processes=started, **limits)
             self.up = stack.pop_all()
         return self
 
@@ -78,7 +80,7 @@ class ServedAnswerer(Answerer):
         self.pool.close()
         self.up.close()
 
-    def _started(self, stack: ExitStack) -> list[str]:
+    def _started(self, stack: ExitStack) -> list[Server]:
         servers = servers_of(
             self.launch,
             self.settings.servers,
@@ -88,7 +90,7 @@ class ServedAnswerer(Answerer):
             folder=self.folder,
             flags_of=lambda number: FLAGS,
         )
-        return [server.url for server in stack.enter_context(serving(servers))]
+        return stack.enter_context(serving(servers))
 
     def _draft(self) -> Draft | None:
         own = self.settings

@@ -24,6 +24,7 @@ from torch import Tensor
 from eagle3.engine.client import ServerFailed
 from eagle3.engine.endpoint import SGLang
 from eagle3.engine.hooks.eagle3_fp8 import unpacked
+from eagle3.engine.process import Server
 from eagle3.errors import InputError
 from eagle3.settings.engine import LaunchSettings
 
@@ -135,9 +136,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
 class CapturingServer(SGLang):
     """An `Endpoint` that writes the hidden states of its prompts into `folder`."""
 
-    def __init__(self, url: str, folder: CaptureFolder) -> None:
-        super().__init__(url)
-        self.folder = folder
+    def __init__(self, process: Server, folder: CaptureFolder) -> None:
+        super().__init__(process.url)
+        self.process, self.folder = process, folder
 
     async def capture(
         self,

@@ -6,12 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Generic, TypeVar
 
 import aiohttp
 
 from eagle3.engine.client import RequestRefused, ServerFailed
 from eagle3.engine.endpoint import Answer, Endpoint, Request
+from eagle3.engine.process import Server
 from eagle3.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -30,12 +32,14 @@ class Member(Generic[AnyEndpoint]):
     """One server and what became of the requests to it."""
 
     endpoint: AnyEndpoint
+    process: Server | None = None
     in_flight: int = 0
     answered: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     pause_s: float = FIRST_PAUSE_S
     works: bool = True
     returning: asyncio.Task[None] | None = None
+    lost: InputError | None = None
 
 
 class Pool(Generic[AnyEndpoint]):
@@ -50,10 +54,12 @@ class Pool(Generic[AnyEndpoint]):
         attempts: int,
         give_up_s: float,
         setting: str,
+        processes: Sequence[Server] = (),
     ) -> None:
         """`in_flight`: requests that a server has at a time; `attempts`: of one request; `give_up_s`: without any
-        server that works; `setting`: the group of these keys."""
-        self.members = [Member(endpoint) for endpoint in endpoints]
+        server that works; `setting`: the group of these keys; `processes`: of servers that were started here, which do
+        not come back once they have ended."""
+        self.members = [Member(*each) for each in zip_longest(endpoints, processes)]
         self.session = session
         self.in_flight, self.attempts, self.give_up_s, self.setting = in_flight, attempts, give_up_s, setting
         self.waiting: dict[asyncio.Future[None], None] = {}  # for a place, the oldest first
@@ -139,6 +145,10 @@ class Pool(Generic[AnyEndpoint]):
         while not member.works:
             await asyncio.sleep(member.pause_s)
             member.pause_s = min(2 * member.pause_s, LONGEST_PAUSE_S)
+            if member.process is not None and not member.process.alive():
+                member.lost = member.process.failure()
+                log.warning("%s", member.lost)
+                return
             try:
                 async with asyncio.timeout(PROBE_S):
                     await member.endpoint.complete(self.session, Request([0]))
@@ -150,6 +160,8 @@ class Pool(Generic[AnyEndpoint]):
         log.info("%s answers again", member.endpoint.url)
 
     def _require_hope(self) -> None:
+        if all(member.lost for member in self.members):
+            raise InputError(f"{self.members[0].lost}; what was made so far is kept: run the same command again")
         assert self.down_since is not None
         if time.monotonic() - self.down_since > self.give_up_s:
             raise InputError(

@@ -124,7 +124,7 @@ class ServedExtractor(Extractor):
             server.scratch = folder.path
         require_memory(memory, self.most_bytes, len(servers))
         stack.enter_context(serving(servers))
-        return [CapturingServer(server.url, each) for server, each in zip(servers, folders, strict=True)]
+        return [CapturingServer(server, each) for server, each in zip(servers, folders, strict=True)]
 
     def _counted(self, sample: Sample | str) -> Iterator[Sample]:
         if isinstance(sample, str):
@@ -190,6 +190,7 @@ class Engines:
             attempts=self.settings.attempts,
             give_up_s=self.settings.give_up_s,
             setting="features.engine",
+            processes=[server.process for server in self.servers],
         )
         return self
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from protocol_server import ProtocolServer, plain
-from serving_fixtures import launch_settings, serving, sglang_site
+from serving_fixtures import environment, launch_settings, serving, sglang_site
 
 from eagle3.answers.chat import Chat
 from eagle3.answers.huggingface import HuggingFaceAnswerer
@@ -194,6 +194,13 @@ def test_servers_are_started_with_a_key_and_stopped(
     assert ask([], launch=settings, servers=1) == expected
     assert [path.name for path in (tmp_path / "logs").iterdir()] == ["server-0.log"]
     require_free_port(settings.host, settings.port)
+
+
+def test_a_run_ends_once_all_servers_that_it_started_have_ended(ask: Ask, tmp_path: Path) -> None:
+    site = sglang_site(tmp_path)
+    settings = launch_settings(site, check=False, env=environment(site, "12"))
+    with pytest.raises(InputError, match=r"server 0 has ended \(exit status .*is kept: run the same command again"):
+        ask([], launch=settings, servers=1, attempts=100)
 
 
 @pytest.mark.parametrize(
