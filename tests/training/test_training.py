@@ -27,6 +27,7 @@ from eagle3.head.fast.chunked_loss import ChunkedLoss
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.layer import PlainLayer
 from eagle3.head.loss import UnrollLoss, plain_loss
+from eagle3.head.simulate_decoding import simulate_rounds
 from eagle3.settings.check import check_settings
 from eagle3.training.resume import read_resumed, require_checkpoint_fits
 
@@ -256,14 +257,32 @@ def test_the_loss_of_a_step_is_what_the_loss_sums_without_its_weights(train: Sta
     for stage in ("train", "val"):
         of_step = [float(row[f"{stage}/loss_0"]) for row in one if row[f"{stage}/loss"]]
         assert of_step == pytest.approx([float(row[f"{stage}/loss"]) for row in one if row[f"{stage}/loss"]], rel=1e-5)
+    settings = ("loss.normalize=sequence", "data.val_fraction=1e-9", "trainer.max_epochs=1")  # one sample validates
+    logged = train("sequence", "ttt_steps=1", *settings).fit().trainer.callback_metrics
+    assert float(logged["val/loss_0"]) == pytest.approx(float(logged["val/loss"]), rel=1e-5)
 
 
-def test_shares_of_chains_that_reach_each_depth_add_up_to_the_accept_length(whole_run: Start) -> None:
-    for row in metrics(whole_run()):
-        if row["val/loss"]:
-            shares = [float(row[f"val/served_reach_{depth}"]) for depth in (1, 2, 3)]
-            assert shares == sorted(shares, reverse=True)
-            assert 1 + sum(shares) == pytest.approx(float(row["val/served_accept_length_3"]))
+def test_the_loss_of_a_step_of_several_packs_is_that_of_all_of_them(train: Start) -> None:
+    """Six packs are an epoch: other packs in each epoch, but the same samples."""
+    rows = metrics(train("run", "trainer.accumulate_grad_batches=6", "optim.lr=1e-20").fit())
+    losses = [float(row["train/loss"]) for row in rows if row["train/loss"]]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+
+
+def test_a_validation_counts_served_rounds_and_right_drafts_along_each_answer(train: Start) -> None:
+    done = train("run", "trainer.max_epochs=1", "data.val_fraction=0.5").fit()
+    counts, correct, trained = torch.zeros(4), torch.zeros(3), torch.zeros(3)
+    for ref in done.data.val_samples:
+        batch = ttt_batch([done.data.read(ref)], ttt_steps=3)
+        found = done.module.compute_loss(batch)[1]
+        counts += torch.tensor(simulate_rounds(found.accepted.numpy(), batch.anchors.numpy(), steps=3))
+        correct, trained = correct + found.correct, trained + found.trained
+    shares = [float(counts[depth:].sum() / counts.sum()) for depth in (1, 2, 3)]
+    assert shares[0] > 0
+    logged = {name: float(value) for name, value in done.trainer.callback_metrics.items()}
+    assert [logged[f"val/served_reach_{depth}"] for depth in (1, 2, 3)] == pytest.approx(shares)
+    assert logged["val/served_accept_length_3"] == pytest.approx(1 + sum(shares))
+    assert [logged[f"val/accuracy_{step}"] for step in range(3)] == pytest.approx((correct / trained).tolist())
 
 
 def test_a_training_without_an_end_is_refused(train: Start) -> None:
