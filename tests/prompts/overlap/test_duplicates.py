@@ -6,12 +6,15 @@ from string import ascii_lowercase
 
 import numpy as np
 import pytest
-from prompt_stage import Prepare, chat, reasons, write
+from prompt_stage import Prepare, chat, default_settings, reasons, users, write
 from prompt_stage import texts as texts_of
 
 from eagle3.errors import InputError
 from eagle3.prompts import selection
+from eagle3.prompts.overlap.duplicates import Signer
 from eagle3.prompts.overlap.words import FACTOR, grams, words_and_symbols
+from eagle3.prompts.reading.prompt import Prompt
+from eagle3.settings.prompts import DuplicateSettings
 
 VOCABULARY = [f"word{number}" for number in range(400)]
 
@@ -94,6 +97,20 @@ def test_long_prompts_of_one_template_are_compared_within_the_memory_limit(
     texts = [" ".join([*template, *rng.choices(VOCABULARY, k=100)]) for _ in range(100)]
     prepare([chat(text) for text in texts])
     assert texts_of(prepare) == texts[:1]
+
+
+@pytest.mark.parametrize("count", [60, 9000])  # of words; the second are several blocks
+def test_as_many_bands_of_one_row_agree_as_texts_have_words_in_common(count: int) -> None:
+    settings = {"shingle_words": 1, "bands": 400, "band_rows": 1}
+    signer = Signer(DuplicateSettings(**default_settings()["duplicates"] | settings))
+
+    def bands(first: int, last: int) -> np.ndarray:
+        text = " ".join(f"w{number}" for number in range(first, last))
+        return np.array(signer(Prompt(id="", source="", license=None, messages=users(text))).bands)
+
+    whole = bands(0, count)
+    assert (whole == bands(count // 3, count)).mean() == pytest.approx(2 / 3, abs=0.08)
+    assert not (whole == bands(count, 2 * count)).any()
 
 
 def test_prompts_of_one_template_are_compared_with_a_few_whatever_their_number(prepare: Prepare) -> None:

@@ -128,7 +128,9 @@ def test_a_wrong_setting_is_named(prepare: Prepare, tmp_path: Path, entries: lis
         prepare([chat("a")], decontamination={"benchmarks": [files.get(entry, entry) for entry in entries]})
 
 
-def test_benchmarks_are_read_from_their_published_columns_with_their_answers(prepare: Prepare, tmp_path: Path) -> None:
+def test_benchmarks_are_read_from_their_published_columns_with_their_answers(
+    prepare: Prepare, tmp_path: Path, caplog
+) -> None:
     """The columns of GSM8K, HumanEval and MMLU on the Hub."""
     folder = tmp_path / "benchmarks"
     (folder / "mmlu" / "data").mkdir(parents=True)
@@ -143,3 +145,4 @@ def test_benchmarks_are_read_from_their_published_columns_with_their_answers(pre
     ledger = prepare([chat(text) for text in texts], decontamination=leaks, duplicates={"near": False})
     assert reasons(prepare) == [f"leak: {name}" for name in ("gsm8k", "gsm8k", "humaneval", "humaneval", "mmlu")]
     assert {name: leak["answers"] for name, leak in ledger["leaks"].items()} == {"gsm8k": 1, "humaneval": 1, "mmlu": 0}
+    assert "cannot be read" not in caplog.text
