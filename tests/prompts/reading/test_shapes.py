@@ -17,9 +17,10 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 @pytest.mark.parametrize(
     ("turns", "row"),
     {
-        # Alpaca, with and without input, with a system prompt; Dolly; question and answer; text with its whitespace
+        # Alpaca, with and without input, in any order, with a system prompt; Dolly; question and answer; text as it is
         ("user: Add.\n\n1, 2", "assistant: 3"):
             {"instruction": "Add.", "input": "1, 2", "output": "3", "text": "### Instruction: Add."},
+        ("user: Add.\n\n3, 4", "assistant: 7"): {"input": "3, 4", "instruction": "Add.", "output": "7"},
         ("user: a", "assistant: b"): {"instruction": "a", "input": "", "output": "b"},
         ("system: x", "user: c", "assistant: d"): {"system": "x", "history": [], "instruction": "c", "output": "d"},
         ("user: Who?\n\nAda wrote it.", "assistant: Ada"):
