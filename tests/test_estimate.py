@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from eagle3.answers.store import read_answers
 from eagle3.commands.precompute import precompute
 from eagle3.errors import InputError
 from eagle3.estimate import Rates, Tokens, active_parameters, estimate_run, gpu_hours, head_parameters
+from eagle3.features.conversation import read_conversations
 from eagle3.settings.precomputing import Engine
 from eagle3.storage.records import sealed_bytes
 from eagle3.target.facts import target_config
@@ -129,6 +131,18 @@ def test_with_answers_tokens_are_exact_and_bytes_are_those_of_the_hidden_states(
     assert json.loads((made / "estimate.json").read_text()) == found
 
 
+@pytest.mark.parametrize("too_long", ["drop", "truncate"])
+def test_answers_that_are_too_long_are_dropped_or_cut_as_the_features_stage_does(made: Path, too_long: str) -> None:
+    left_out: Counter[str] = Counter()
+    kept = [*read_conversations(made / "answers", max_length=50, too_long=too_long, left_out=left_out)]
+    found = estimate_run(config_of(made, "features.max_length=50", f"features.too_long={too_long}"))
+    assert (found["samples"], found["tokens"]) == (len(kept), sum(len(each.input_ids) for each in kept))
+    assert found["answer_tokens"] == sum(int((each.turns > 0).sum()) for each in kept)
+    dropped = left_out[f"longer than features.max_length=50: {too_long}"]
+    assert 0 < dropped < 40
+    assert found["left_out"].get("longer than features.max_length", 0) == (dropped if too_long == "drop" else 0)
+
+
 def test_an_answers_stage_that_was_stopped_stands_for_the_whole_run(made: Path, tmp_path: Path) -> None:
     whole = estimate_run(config_of(made))
     shutil.copytree(made, tmp_path / "dir", ignore=shutil.ignore_patterns("features"))
@@ -156,6 +170,8 @@ def test_without_answers_and_weights_every_turn_counts_with_the_longest_answer(
         assert found["answer_tokens"] == 24 * turns >= real["answer_tokens"]
     assert found["samples"] == len((made / "prompts" / "prompts.jsonl").read_text().splitlines())
     assert found["tokens"] == pytest.approx(real["tokens"], rel=0.3)
+    short = estimate_run(config_of(tmp_path / "dir", "sampling.max_prompt_tokens=30", f"estimate.prompts={looked_at}"))
+    assert short["samples"] + sum(short["left_out"].values()) == found["samples"] > short["samples"], short["left_out"]
 
 
 @pytest.mark.parametrize(
