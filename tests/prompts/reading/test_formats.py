@@ -32,8 +32,11 @@ def test_every_line_is_in_exactly_one_chunk(tmp_path: Path, size: int, end: str)
     lines = [json.dumps({"prompt": "ü" * length}, ensure_ascii=False) for length in (0, 30, 1, 200, 2)]
     path = tmp_path / "a.jsonl"
     path.write_bytes(("\n\n".join(lines) + end).encode())
+    chunks = cut(str(path), size)
+    assert sum(chunk.size for chunk in chunks) == path.stat().st_size
+    assert all(chunk.size == size for chunk in chunks[:-1]) and chunks[-1].size <= size
     found, offset = [], 0
-    for chunk in cut(str(path), size):
+    for chunk in chunks:
         line = 0
         for line, value in chunk_rows(chunk):
             found.append((offset + line, value))
