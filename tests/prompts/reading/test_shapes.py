@@ -75,6 +75,8 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tup
         ({"role": "assistant", "text": "b"}, "one turn of a conversation"),
         ({"role": "prompter", "text": "b", "parent_id": "1"}, "one turn of a conversation"),
         ({"text": "### Human: a\n### Assistant: b"}, "text with the turns of a rendered conversation"),
+        ({"text": "A talk.\n### Human: a"}, "text with the turns of a rendered conversation"),
+        ({"text": "\n\nHuman: a\nb\n\nAssistant: c"}, "text with the turns of a rendered conversation"),
         ({"text": "<|im_start|>user\na<|im_end|>"}, "text with the turns of a rendered conversation"),
         ({"question": "a", "context": {"b": 1}}, "context is not text"),
         ({"prompt": "a", "history": [["b", "c"]]}, "row with history"),
