@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Generic, TypeVar
 
 import aiohttp
@@ -57,9 +56,10 @@ class Pool(Generic[AnyEndpoint]):
         processes: Sequence[Server] = (),
     ) -> None:
         """`in_flight`: requests that a server has at a time; `attempts`: of one request; `give_up_s`: without any
-        server that works; `setting`: the group of these keys; `processes`: of servers that were started here, which do
-        not come back once they have ended."""
-        self.members = [Member(*each) for each in zip_longest(endpoints, processes)]
+        server that works; `setting`: the group of these keys; `processes`: those of the servers if they were started
+        here; once ended, they do not come back."""
+        started: Sequence[Server | None] = processes or [None] * len(endpoints)
+        self.members = [Member(*each) for each in zip(endpoints, started, strict=True)]
         self.session = session
         self.in_flight, self.attempts, self.give_up_s, self.setting = in_flight, attempts, give_up_s, setting
         self.waiting: dict[asyncio.Future[None], None] = {}  # for a place, the oldest first
@@ -106,7 +106,7 @@ class Pool(Generic[AnyEndpoint]):
         ]
 
     def close(self) -> None:
-        """Ask servers that failed no more."""
+        """Stop asking servers that failed."""
         for member in self.members:
             if member.returning is not None:
                 member.returning.cancel()
@@ -143,12 +143,16 @@ class Pool(Generic[AnyEndpoint]):
     async def _take_back(self, member: Member[AnyEndpoint]) -> None:
         """Wait until a server makes a token; pauses between its failures grow until it has answered a request."""
         while not member.works:
-            await asyncio.sleep(member.pause_s)
+            again_at = time.monotonic() + member.pause_s
             member.pause_s = min(2 * member.pause_s, LONGEST_PAUSE_S)
-            if member.process is not None and not member.process.alive():
-                member.lost = member.process.failure()
-                log.warning("%s", member.lost)
-                return
+            while True:
+                if member.process is not None and not member.process.alive():
+                    member.lost = member.process.failure()
+                    log.warning("%s", member.lost)
+                    return
+                if (rest := again_at - time.monotonic()) <= 0:
+                    break
+                await asyncio.sleep(min(POLL_S, rest))
             try:
                 async with asyncio.timeout(PROBE_S):
                     await member.endpoint.complete(self.session, Request([0]))

@@ -47,8 +47,8 @@ def encode(sample: Sample) -> Encoded:
 class ShardWriter:
     """Writes one shard; nothing appears under `name` before `finish`.
 
-    A thread of its own hashes and writes: one core writes less than some GPUs compute, but several shards can be under
-    way. What fails there is raised by a later call.
+    A thread of its own hashes and writes, and several shards are written at once: one core writes less than several
+    GPUs compute. A later call raises its errors.
     """
 
     def __init__(self, storage: Storage, number: int) -> None:
@@ -106,9 +106,9 @@ class ShardWriter:
         """Close and publish the shard, and return its index. `made_from` is the hash of what decides its content."""
         end = self.size + 2 * tarfile.BLOCKSIZE
         self._write(bytes(2 * tarfile.BLOCKSIZE + -end % tarfile.RECORDSIZE))
-        self.thread.shutdown()
         while self.writes:
             self.writes.popleft().result()
+        self.thread.shutdown()
         facts = ShardFacts(
             format_version=FORMAT_VERSION,
             shard=self.name,

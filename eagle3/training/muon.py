@@ -32,8 +32,8 @@ class _KeepFloat32(TorchFunctionMode):
 class DividedMuon(PortableMuon):
     """Muon of one group of matrices that are the same on several ranks, each of which steps some and sends them.
 
-    Muon's own products take as long on every rank as on one. Here `ranks`, which should be joined by fast links, have
-    about equal parts of them. Every rank keeps all momenta: state and checkpoints are those of Muon.
+    Muon's own products take as long on every rank as on one. Here `ranks`, which should be joined by fast links, divide
+    the matrices by their work. Every rank keeps all momenta: state and checkpoints are those of Muon.
     """
 
     def __init__(self, params: Any, *, ranks: dist.ProcessGroup, **settings: Any) -> None:
@@ -43,22 +43,24 @@ class DividedMuon(PortableMuon):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         [group] = self.param_groups
-        matrices: list[Tensor] = group["params"]
-        rank_of = divided(matrices, self.ranks.size())
-        own = [matrix for matrix, rank in zip(matrices, rank_of, strict=True) if rank == self.ranks.rank()]
-        group["params"] = own
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        everything: list[Tensor] = group["params"]
+        matrices = [matrix for matrix in everything if matrix.grad is not None]  # the same on all ranks
+        rank_of = [*zip(matrices, divided(matrices, self.ranks.size()), strict=True)]
+        group["params"] = [matrix for matrix, rank in rank_of if rank == self.ranks.rank()]
         try:
-            loss = super().step(closure)
+            if group["params"]:
+                super().step()
         finally:
-            group["params"] = matrices
-        for matrix, rank in zip(matrices, rank_of, strict=True):
+            group["params"] = everything
+        for matrix, rank in rank_of:
             if rank != self.ranks.rank():
-                momenta = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
-                momenta.lerp_(matrix.grad, 1 - group["momentum"])
-        sent = [
-            dist.broadcast(matrix, group=self.ranks, group_src=rank, async_op=True)
-            for matrix, rank in zip(matrices, rank_of, strict=True)
-        ]
+                state = self.state[matrix]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(matrix)
+                state["momentum_buffer"].lerp_(matrix.grad, 1 - group["momentum"])
+        sent = [dist.broadcast(matrix, group=self.ranks, group_src=rank, async_op=True) for matrix, rank in rank_of]
         for each in sent:
             each.wait()
         return loss

@@ -28,8 +28,9 @@ class AdamWCosine(OptimSettings):
     ) -> tuple[Optimizer, LambdaLR]:
         """Return optimizer and schedule.
 
-        `by_graph`: whether a CUDA graph may launch the optimizer's kernels; `ranks`: which have the same weights and
-        gradients, and may divide the optimizer's work."""
+        `by_graph`: whether a CUDA graph may launch the optimizer's kernels; `ranks`: ranks that have the same weights
+        and gradients, and may divide the optimizer's work.
+        """
         optimizer = self.optimizer(head, by_graph, ranks)
         return optimizer, LambdaLR(optimizer, partial(self.scale, total_steps=total_steps))
 

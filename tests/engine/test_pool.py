@@ -81,23 +81,23 @@ def test_what_a_dying_server_had_is_answered_by_the_others_once() -> None:
 
 
 def test_a_server_that_failed_once_is_asked_again_while_the_others_have_places() -> None:
-    once, other = Scripted("a", lambda number: ServerFailed("gone") if number == 3 else None), Scripted("b")
-
-    async def one_after_another() -> None:
-        pool = Pool([once, other], None, in_flight=4, attempts=3, give_up_s=60, setting="answers")  # type: ignore[arg-type]
-        for number in range(50):
-            await pool.complete(Request([1], number, 0, 1, 0, 8))
-
-    asyncio.run(one_after_another())
+    once = Scripted("a", lambda number: ServerFailed("gone") if number == 3 else None)
+    asyncio.run(one_after_another(once, Scripted("b")))
     assert once.asked > 20
 
 
-def test_what_is_no_failure_of_a_server_that_is_asked_again_ends_the_requests() -> None:
-    def plan(number: int) -> Exception | None:
-        return None if number < 3 else ServerFailed("gone") if number == 3 else InputError("asks for a key")
+async def one_after_another(*servers: Scripted) -> None:
+    pool = Pool(servers, None, in_flight=4, attempts=3, give_up_s=60, setting="answers")  # type: ignore[arg-type]
+    for number in range(50):
+        await pool.complete(Request([1], number, 0, 1, 0, 8))
 
-    answers = ask_all([Scripted("a", plan), Scripted("b")], 200)
-    assert {str(each) for each in answers if not isinstance(each, Answer)} == {"asks for a key"}
+
+def test_an_error_that_is_no_servers_ends_the_requests_also_where_a_failed_server_is_asked_again() -> None:
+    plan = [None, ServerFailed("gone"), InputError("asks for a key")]
+    failing = Scripted("a", lambda number: plan[number - 1])
+    with pytest.raises(InputError, match="asks for a key"):
+        asyncio.run(one_after_another(failing, Scripted("b")))
+    assert failing.asked == 3
 
 
 def test_a_request_that_breaks_every_server_ends_after_its_attempts() -> None:

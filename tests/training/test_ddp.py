@@ -34,6 +34,7 @@ from eagle3.head_files.format import load_head, save_head
 from eagle3.serving.head.export import read_trained
 from eagle3.training import callbacks
 from eagle3.training.module import HeadTraining
+from eagle3.training.muon import DividedMuon, PortableMuon
 from tests.training.test_callbacks import CountPerStep
 from tests.training.test_training import Recorder
 
@@ -223,6 +224,31 @@ def test_shards_stay_wide_where_products_are_bf16_and_end_near_the_float64_train
 def test_ranks_divide_the_products_of_muon_where_each_has_all_weights(trained: Path) -> None:
     ddp, fsdp = (results(trained / strategy, "muon")[0]["optimizers"][0] for strategy in ("ddp", "fsdp"))
     assert (ddp, fsdp) == ("DividedMuon", "PortableMuon")
+
+
+def test_divided_muon_is_muon_also_with_fewer_matrices_than_ranks_and_without_some_gradients() -> None:
+    torch.multiprocessing.spawn(compare_with_muon, (free_port(),), nprocs=3)
+
+
+def compare_with_muon(rank: int, port: int) -> None:
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=3)
+    for shapes in ([(8, 8)], [(8, 8), (16, 4), (4, 32), (6, 6)]):
+        generator = torch.Generator().manual_seed(0)
+        own = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+        expected = [torch.nn.Parameter(each.detach().clone()) for each in own]
+        ranks: Any = torch.distributed.group.WORLD
+        optimizers = DividedMuon(own, ranks=ranks, lr=0.1, weight_decay=0.1), PortableMuon(expected, lr=0.1)
+        for step in range(4):
+            for number, (one, other) in enumerate(zip(own, expected, strict=True)):
+                grad = torch.randn(one.shape, generator=generator)
+                one.grad, other.grad = (None, None) if step % 2 and number == 2 else (grad, grad.clone())
+            for optimizer in optimizers:
+                optimizer.step()
+        for one, other in zip(own, expected, strict=True):
+            assert torch.equal(one, other)
+            momenta, wanted = (optimizers[0].state[one], optimizers[1].state[other])
+            assert torch.equal(momenta["momentum_buffer"], wanted["momentum_buffer"])
+    torch.distributed.destroy_process_group()
 
 
 def test_muon_on_shards_ends_near_muon_on_whole_weights(trained: Path) -> None:
