@@ -19,6 +19,7 @@ import pytest
 import scripts
 import torch
 from heads import ttt_batch
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from omegaconf import DictConfig, OmegaConf
 from serving_fixtures import free_port
 from stores import random_samples, write_store
@@ -33,7 +34,7 @@ from eagle3.head.unroll import unroll
 from eagle3.head_files.format import load_head, save_head
 from eagle3.serving.head.export import read_trained
 from eagle3.training import callbacks
-from eagle3.training.module import HeadTraining
+from eagle3.training.module import HeadTraining, ranks_of_machine
 from eagle3.training.muon import DividedMuon, PortableMuon
 from tests.training.test_callbacks import CountPerStep
 from tests.training.test_training import Recorder
@@ -224,6 +225,21 @@ def test_shards_stay_wide_where_products_are_bf16_and_end_near_the_float64_train
 def test_ranks_divide_the_products_of_muon_where_each_has_all_weights(trained: Path) -> None:
     ddp, fsdp = (results(trained / strategy, "muon")[0]["optimizers"][0] for strategy in ("ddp", "fsdp"))
     assert (ddp, fsdp) == ("DividedMuon", "PortableMuon")
+
+
+def test_each_machine_divides_among_its_own_ranks() -> None:
+    torch.multiprocessing.spawn(require_ranks_of_machine, (free_port(),), nprocs=4)
+
+
+def require_ranks_of_machine(rank: int, port: int) -> None:
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=4)
+    ddp, sharded = DDPStrategy(), ModelParallelStrategy()
+    ranks = ranks_of_machine(SimpleNamespace(num_devices=2, strategy=ddp))  # type: ignore[arg-type]
+    first = rank // 2 * 2
+    assert torch.distributed.get_process_group_ranks(ranks) == [first, first + 1]
+    for num_devices, strategy in ((1, ddp), (2, sharded)):
+        assert ranks_of_machine(SimpleNamespace(num_devices=num_devices, strategy=strategy)) is None  # type: ignore[arg-type]
+    torch.distributed.destroy_process_group()
 
 
 def test_divided_muon_is_muon_also_with_fewer_matrices_than_ranks_and_without_some_gradients() -> None:
