@@ -24,7 +24,7 @@ from eagle3.storage.folder import Readable, Storage, write_file
 from eagle3.storage.prefault import sha256_of
 from eagle3.storage.records import record_bytes
 
-MOST_WAITING = 512 * 2**20  # bytes
+MOST_WAITING = 512 * 2**20  # bytes of one shard
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ async def one_after_another(*servers: Scripted) -> None:
         await pool.complete(Request([1], number, 0, 1, 0, 8))
 
 
-def test_an_error_that_is_no_servers_ends_the_requests_also_where_a_failed_server_is_asked_again() -> None:
+def test_a_server_that_fails_and_then_asks_for_a_key_ends_the_requests() -> None:
     plan = [None, ServerFailed("gone"), InputError("asks for a key")]
     failing = Scripted("a", lambda number: plan[number - 1])
     with pytest.raises(InputError, match="asks for a key"):
