@@ -105,11 +105,11 @@ def best() -> str:
     told[1] += ", speculators 0.9 at its default learning rate"
     rows.append(["the same with a fixed `lm_head`, as by default, on answers generated again", *told])
     greedy = result("several_answers.json")["prompts"]["heldout"]["greedy"]
-    one, four = (
+    one, eight = (
         " / ".join(f"{bold}{greedy[drafts][answers]['accept_length']:.2f}{bold}" for drafts in DRAFTS)
-        for answers, bold in (("one answer", ""), ("four answers", "**"))
+        for answers, bold in (("one answer", ""), ("eight answers", "**"))
     )
-    rows.append(["four answers to each prompt, twice the training steps, one seed", four, f"{one}, one answer"])
+    rows.append(["eight answers to each prompt, four times the training steps, one seed", eight, f"{one}, one answer"])
     share = f"**{heads['share_of_specforge']['ours, recipe']:.2f} x** at most"
     rows.append(["training time to SpecForge's accept length (chains of 7)", share, "SpecForge on the same H100"])
     bf16 = [[next(iter(row["over"][peer].values())) for row in raced(peer)] for peer in PEERS]
@@ -198,17 +198,21 @@ def data_curve() -> str:
 
 
 def several_answers() -> str:
-    """Accept length with one answer to each of the public target's prompts and with four."""
+    """Accept length with one answer to each of the public target's prompts, with four and with eight."""
     found, rows = result("several_answers.json")["prompts"], []
     for title, file in PROMPTS.items():
         cells = []
         for drafts in DRAFTS:
             heads = found[file]["greedy"][drafts]
-            one, four = (f"{heads[answers]['accept_length']:.2f}" for answers in ("one answer", "four answers"))
-            sure = heads["four answers"]["difference"]["low"] > 0
-            cells.append(f"{one} -> {f'**{four}**' if sure else four}")
+            one, *more = (heads[f"{answers} answer{'s' * (answers != 'one')}"] for answers in ("one", "four", "eight"))
+            cells.append(" -> ".join([f"{one['accept_length']:.2f}", *map(bold_if_sure, more)]))
         rows.append([title, *cells])
     return markdown(f"prompts | {' | '.join(DRAFTS)}", rows)
+
+
+def bold_if_sure(head: dict[str, Any]) -> str:
+    length = f"{head['accept_length']:.2f}"
+    return f"**{length}**" if head["difference"]["low"] > 0 else length
 
 
 def served_smollm2() -> str:
