@@ -24,7 +24,6 @@ from eagle3.errors import Interrupted
 from eagle3.progress import Bar
 
 log = logging.getLogger(__name__)
-PATHS = ("best_model_path", "kth_best_model_path")  # in the state of a ModelCheckpoint
 
 
 def ends_step(trainer: Trainer, batch_idx: int) -> bool:
@@ -58,17 +57,22 @@ class BestCheckpoint(ModelCheckpoint):
     """Keeps the best checkpoints.
 
     A resumed run keeps the best checkpoints that the resumed one knows, even if the folder has moved. In that folder it
-    deletes leftovers of a kill: a checkpoint of steps that are trained again, or one that was about to be deleted."""
+    deletes leftovers of a kill: a checkpoint of steps that are trained again, or one that was about to be deleted. It
+    forgets those that are gone: a score without a file would keep later checkpoints from being saved.
+    """
 
     kept: Set[str] = frozenset()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         folder, paths = Path(str(self.dirpath)), state_dict["best_k_models"]
         self.kept = {Path(path).name for path in paths}
-        if all((folder / name).is_file() for name in self.kept):
-            moved = {key: str(folder / Path(state_dict[key]).name) for key in PATHS if state_dict[key]}
-            here = {str(folder / Path(path).name): score for path, score in paths.items()}
-            state_dict = {**state_dict, **moved, "best_k_models": here, "dirpath": self.dirpath}
+        moved = {str(folder / Path(path).name): score for path, score in paths.items()}
+        here = {path: score for path, score in moved.items() if Path(path).is_file()}
+        if len(here) == len(paths) or state_dict["dirpath"] == self.dirpath:
+            ranked = sorted(here, key=lambda path: here[path], reverse=self.mode == "max") or [""]
+            best = {"best_model_path": ranked[0], "best_model_score": here.get(ranked[0])}
+            best |= {"best_k_models": here, "kth_best_model_path": ranked[-1]}
+            state_dict = {**state_dict, **best, "dirpath": self.dirpath}
         super().load_state_dict(state_dict)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:

@@ -16,6 +16,7 @@ import pytest
 import scripts
 import torch
 from heads import ttt_batch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from omegaconf import DictConfig, OmegaConf
 from stores import IDENTITY, ROOT, random_samples, write_store
 
@@ -444,6 +445,20 @@ def test_a_resumed_run_drops_the_best_checkpoints_that_a_kill_left_and_keeps_its
     rest = train("run", f"ckpt_path={folder}/last.ckpt").fit()
     assert not stale.exists() and users.exists()
     assert [Path(rest.trainer.checkpoint_callback.best_model_path)] == list(folder.glob("best-*.ckpt"))
+
+
+def test_a_score_whose_checkpoint_is_gone_keeps_no_later_one_from_being_saved(train: Start) -> None:
+    def run(*overrides: str) -> ModelCheckpoint:
+        started = train("run", "callbacks.best.monitor=val/loss", "callbacks.best.mode=min", *overrides)
+        started.trainer.checkpoint_callback.mode = "max"  # the loss falls: the first validation is the best
+        return started.fit().trainer.checkpoint_callback
+
+    first = run("trainer.max_epochs=1")
+    gone = Path(first.best_model_path)
+    gone.unlink()  # a better one replaced it, then a kill cost the steps of that one
+    best = run(f"ckpt_path={gone.parent}/last.ckpt")
+    assert list(gone.parent.glob("best-*.ckpt")) == [Path(best.best_model_path)] != [gone]
+    assert best.best_model_score < first.best_model_score
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed.*")
