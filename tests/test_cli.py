@@ -165,6 +165,17 @@ def test_a_run_is_resumed_in_its_folder(
     assert "has all steps of trainer.max_epochs, max_steps or max_time: none added" in caplog.text
 
 
+def test_fewer_epochs_than_a_checkpoint_has_are_one_line_and_cost_a_finished_run_nothing(
+    world: World, fails: Fails, tmp_path: Path
+) -> None:
+    run = shutil.copytree(world.run, tmp_path / "run")
+    before = hashes(run / "checkpoints"), (run / "result.json").read_bytes()
+    resume = (f"hydra.run.dir={run}", f"ckpt_path={run}/checkpoints/last.ckpt", "trainer.max_epochs=1")
+    line = fails("train", f"data.path={world.store}", "data.val_fraction=0.2", *resume)
+    assert f"trainer.max_epochs=1 is less than the 2 epochs of ckpt_path={run}/checkpoints/last.ckpt; give" in line
+    assert (hashes(run / "checkpoints"), (run / "result.json").read_bytes()) == before
+
+
 def test_every_action_has_a_config_a_schema_and_a_function() -> None:
     options = {path.stem for path in (CONF / "action").glob("*.yaml")}
     assert options == set(ACTIONS) == set(DO)

@@ -38,6 +38,7 @@ from eagle3.training.resume import (
     decisive_settings,
     read_resumed,
     require_checkpoint_fits,
+    require_epochs,
 )
 
 log = logging.getLogger(__name__)
@@ -65,10 +66,11 @@ def train_alone(config: DictConfig) -> float:
     data, module = build_training(config)
     if resumed:
         require_checkpoint_fits(resumed, data.source, module.head, module.settings)
+        require_epochs(resumed, config.trainer.max_epochs)
     resume_step = resumed.global_step if resumed else None
-    (cli.output_dir() / "result.json").unlink(missing_ok=True)  # of the part that is resumed
     loggers = build_loggers(config, resume_step or 0)
     trainer = build_trainer(config, loggers)
+    (cli.output_dir() / "result.json").unlink(missing_ok=True)  # of the part that is resumed
     if resumed and not isinstance(trainer.strategy, ModelParallelStrategy):  # which takes the file apart itself
         trainer.strategy.checkpoint_io.read_already = resumed.content  # type: ignore[attr-defined]
     del resumed  # its memory is Lightning's to free

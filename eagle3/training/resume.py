@@ -189,6 +189,16 @@ def require_checkpoint_fits(
         )
 
 
+def require_epochs(checkpoint: Checkpoint, max_epochs: int | None) -> None:
+    """Raise InputError if the checkpoint has more epochs than the training may have, which Lightning refuses."""
+    done = checkpoint.content["epoch"]
+    if max_epochs is not None and 0 <= max_epochs < done:
+        raise InputError(
+            f"trainer.max_epochs={max_epochs} is less than the {done} epochs of ckpt_path={checkpoint.path}; give "
+            f"trainer.max_epochs={done + 1} or more to continue that training"
+        )
+
+
 def _differing(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     keys = [key for key in before | now if before.get(key) != now.get(key)]
     return [f"{key}={before.get(key)} then, {now.get(key)} now" for key in keys]
