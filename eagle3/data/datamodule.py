@@ -11,6 +11,7 @@ from typing import Any
 import lightning
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from eagle3.adapters.lightning import reload_train_loader
 from eagle3.data.loader import EpochPart, PackLoader, copy_on
@@ -80,9 +81,22 @@ class FeatureData(lightning.LightningDataModule):
             self.mixture = Mixture(weights, self.train_samples, self.source) if weights else None
         if self.trainer is not None:
             if self.settings.verify:
-                self.source.verify(rank=self.trainer.global_rank, world_size=self.trainer.world_size)
+                self._verify(self.trainer.global_rank, self.trainer.world_size)
             device = self.trainer.strategy.root_device
             self.side_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def _verify(self, rank: int, world_size: int) -> None:
+        """Verify this rank's share of the shards. All ranks raise what one has found: else the others would wait for it
+        and end with a traceback of the lost connection."""
+        found = [""] * world_size
+        try:
+            self.source.verify(rank=rank, world_size=world_size)
+        except InputError as error:
+            found[rank] = str(error)
+        if world_size > 1:
+            dist.all_gather_object(found, found[rank])
+        if any(found):
+            raise InputError("; ".join(filter(None, found)))
 
     def train_dataloader(self) -> PackLoader:
         self.current = self._loader(partial(self._part, self._lightning.current_epoch), streams=self.buffer is not None)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from feature_data import feature_data
-from scripts import Script
-from stores import random_samples, write_store
+from scripts import Script, run_script
+from stores import random_samples, shard_of, write_store
 
 from eagle3.errors import InputError
 
@@ -133,3 +133,20 @@ def test_a_training_continues_with_more_processes_and_with_fewer(tmp_path: Path)
     assert sum(each["consumed"] for each in done) == lives[2]["global_step"]
     assert states[2]["consumed"] == states[2]["packs"] > 0
     assert json.loads((run / "result.json").read_text())["epochs"] == 1
+
+
+@pytest.mark.slow
+def test_a_damaged_shard_in_the_share_of_one_rank_is_one_line_of_each(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store", random_samples(60))
+    damaged = shard_of(store, 1)  # the second rank's
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    done = run_script(
+        "train", f"data.path={store}", f"hydra.run.dir={tmp_path}/run", "data.pack_tokens=48", "ttt_steps=3",
+        "model.draft_vocab_size=16", "trainer=ddp", "trainer.accelerator=cpu", "trainer.precision=32-true",
+        "trainer.devices=2",
+    )  # fmt: skip
+    said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 1 and len(said) == 2 and all(f"{damaged} has sha256" in line for line in said)
+    assert "Traceback" not in done.stderr
