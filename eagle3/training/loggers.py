@@ -22,7 +22,7 @@ from eagle3.adapters.lightning import ExperimentWriter, _ExperimentWriter, rank_
 from eagle3.features.source import FeatureSource
 from eagle3.secrets import public
 from eagle3.settings.flat import flattened
-from eagle3.storage.files import atomic_write
+from eagle3.storage.files import atomic_write, write_whole
 
 log = logging.getLogger(__name__)
 EXTRAS = ("tensorboard",)  # trackers whose package is an extra of the same name
@@ -142,8 +142,7 @@ def kept_id(path: Path) -> str | None:
     if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
         return None
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(uuid4().hex[:8])
+        write_whole(path, uuid4().hex[:8].encode())
     return path.read_text()
 
 
