@@ -39,6 +39,12 @@ def logs_step(trainer: Trainer, batch_idx: int) -> bool:
     return bool(every) and ends_step(trainer, batch_idx) and trainer.global_step % every == 0
 
 
+def validates(trainer: Trainer, batch_idx: int) -> bool:
+    """Tell whether a validation follows this batch; without check_val_every_n_epoch, batches of all epochs count."""
+    number = batch_idx if trainer.check_val_every_n_epoch else trainer.fit_loop.total_batch_idx
+    return (number + 1) % (trainer.val_check_batch or math.inf) == 0
+
+
 def warn_of_no_validation(trainer: Trainer) -> None:
     """Warn where max_steps or max_epochs end a run before its first validation, unless a callback asks for one."""
     packs, every, epochs = trainer.num_training_batches, trainer.check_val_every_n_epoch or 1, trainer.max_epochs or -1
@@ -123,8 +129,7 @@ class LastCheckpoint(Checkpoint):
             return
         if self.stop in (Stop.NO, Stop.SIGNALLED) and self._signalled_anywhere(trainer):
             self.stop = Stop.AGREED
-        validates = (batch_idx + 1) % (trainer.val_check_batch or math.inf) == 0
-        if not validates and not trainer.is_last_batch:
+        if not validates(trainer, batch_idx) and not trainer.is_last_batch:
             self._save_if_due(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
