@@ -107,8 +107,8 @@ def read_index(storage: Readable, name: str, expected_sha256: str | None = None)
     index = parse_index(content, source=source, remedy=remedy, check_seal=not listed)
     if expected_sha256 is not None and not listed:
         raise InputError(
-            f"{storage.location}/{index.facts.shard} has an index that does not belong to {MANIFEST}: copy the shard "
-            f"again with its .index, or delete both and run: {MAKE_FEATURES}"
+            f"{storage.location}/{name} is an index that does not belong to {MANIFEST}: copy it again with its shard, "
+            f"or delete both and run: {MAKE_FEATURES}"
         )
     return index
 
