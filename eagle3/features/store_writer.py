@@ -72,7 +72,7 @@ class StoreWriter:
             self.new += 1
 
     def finish(self, target: StoredTarget, *, left_out: Mapping[str, int]) -> Manifest:
-        """Write the manifest, and delete shards that it does not name."""
+        """Write the manifest, and delete shards that it does not name, also unfinished ones."""
         if not self.new:
             log.info("%s is up to date", self.storage.location)
         assert self.logit_transform is not None
@@ -89,6 +89,7 @@ class StoreWriter:
         for name in self.storage.names("shard-*.tar"):
             if name not in named:  # of a worker that was killed
                 self.storage.delete(name)
+        self.storage.delete_unfinished("shard-*")
         return manifest
 
     def _finished_shards(self) -> list[ShardIndex]:

@@ -109,6 +109,11 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def temporary_name(name: str, made_up: str) -> str:
+    """Return the name of a file until it gets its own."""
+    return f".{name}.{made_up}.tmp"
+
+
 class LocalPendingFile:
     """A file that is written under a temporary name and gets its own name when it is committed."""
 
@@ -122,7 +127,7 @@ class LocalPendingFile:
     ) -> None:
         """`exclusive`: `commit` raises FileExistsError if the name is taken, also by a writer of the same moment."""
         self.path, self.check, self.exclusive, self.committed = path, check, exclusive, committed
-        self.temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # two nodes may have equal pids
+        self.temporary = path.with_name(temporary_name(path.name, secrets.token_hex(4)))  # nodes may have equal pids
         self.file = self.temporary.open("wb")
 
     def write(self, data: Any) -> int:

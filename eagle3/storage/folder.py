@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from eagle3.errors import InputError, require_packages
-from eagle3.storage.files import WHATEVER, LocalPendingFile, written_by_another
+from eagle3.storage.files import WHATEVER, LocalPendingFile, temporary_name, written_by_another
 
 SCHEMES = ("s3", "gs", "az")
 
@@ -52,6 +52,9 @@ class Storage(Readable, Protocol):
     def delete(self, name: str) -> None:
         """Delete a file, if it exists."""
 
+    def delete_unfinished(self, pattern: str) -> None:
+        """Delete what killed processes have left of files whose names match; no other process may be writing such."""
+
     def create(self, name: str, *, instead_of: str | None = WHATEVER) -> PendingFile:
         """Begin a file, which appears under `name` when it is committed and replaces one of that name.
 
@@ -90,6 +93,10 @@ class LocalFolder:
     def delete(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
         self._mapped.pop(name, None)
+
+    def delete_unfinished(self, pattern: str) -> None:
+        for path in self.path.glob(temporary_name(pattern, "*")):
+            path.unlink(missing_ok=True)
 
     def create(self, name: str, *, instead_of: str | None = WHATEVER) -> "LocalPendingFile":
         self.path.mkdir(parents=True, exist_ok=True)

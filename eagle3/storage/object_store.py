@@ -82,6 +82,9 @@ class Bucket:
         with suppress(FileNotFoundError), self._errors(name):
             self.again(lambda: obstore.delete(self.store, name))
 
+    def delete_unfinished(self, pattern: str) -> None:
+        """Do nothing: unfinished uploads have no names here, and the bucket's lifecycle rule aborts them."""
+
     def create(self, name: str, *, instead_of: str | None = WHATEVER) -> "PendingObject":
         return PendingObject(self, name, instead_of)
 

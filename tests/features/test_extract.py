@@ -20,13 +20,14 @@ from eagle3.errors import InputError
 from eagle3.features.build import STORED, FeatureSettings, extract_features
 from eagle3.features.concat import open_source
 from eagle3.features.huggingface import HuggingFaceExtractor
+from eagle3.features.index import index_name
 from eagle3.features.manifest import Manifest
 from eagle3.features.sample import scaled
 from eagle3.features.shards import ShardWriter
 from eagle3.features.store_writer import StoreWriter
 from eagle3.features.task import Sharding
 from eagle3.features.turns import teacher_positions
-from eagle3.storage.folder import open_folder
+from eagle3.storage.folder import LocalFolder, open_folder
 from eagle3.storage.records import sealed_bytes, sealed_line
 from eagle3.target.capture import Capture, Features
 from eagle3.target.identity import TargetIdentity
@@ -190,6 +191,18 @@ def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
             assert ours.id == theirs.id
             torch.testing.assert_close(ours.aux_hidden_states, theirs.aux_hidden_states, rtol=1e-4, atol=1e-4)
     assert resumed.answer_counts == expected.answer_counts
+
+
+def test_a_finished_store_has_no_leftovers_of_kills(answered: Path, run: Run) -> None:
+    folder = answered / "features"
+    folder.mkdir()
+    LocalFolder(folder).create("shard-000000-12345678.tar").file.close()  # killed while it was written
+    (folder / "shard-000001-12345678.tar").write_bytes(b"before its index")
+    assert len(list(folder.iterdir())) == 2
+    made = run(answered)
+    names = {path.name for path in folder.iterdir()}
+    shards = {name for shard in made.shards for name in (shard.name, index_name(shard.name))}
+    assert names == {"manifest.json", "target.safetensors", *shards}
 
 
 def test_damaged_shards_are_named_and_only_what_was_deleted_is_made_again(answered: Path, run: Run) -> None:
