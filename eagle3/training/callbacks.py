@@ -22,6 +22,7 @@ from eagle3.data.loader import PackLoader
 from eagle3.data.pack import Batch
 from eagle3.errors import Interrupted
 from eagle3.progress import Bar
+from eagle3.storage.folder import LocalFolder
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +64,8 @@ class BestCheckpoint(ModelCheckpoint):
     """Keeps the best checkpoints.
 
     A resumed run keeps the best checkpoints that the resumed one knows, even if the folder has moved. In that folder it
-    deletes leftovers of a kill: a checkpoint of steps that are trained again, or one that was about to be deleted. It
-    forgets those that are gone: a score without a file would keep later checkpoints from being saved.
+    deletes leftovers of a kill: a checkpoint of steps that are trained again, one that was about to be deleted, or an
+    unfinished one. It forgets those that are gone: a score without a file would keep later ones from being saved.
     """
 
     kept: Set[str] = frozenset()
@@ -91,6 +92,9 @@ class BestCheckpoint(ModelCheckpoint):
         for path in folder.glob(f"{escape(beginning)}*.ckpt"):
             if path.name not in {"last.ckpt", *self.kept}:
                 trainer.strategy.remove_checkpoint(path)
+        if trainer.is_global_zero:
+            for name in ("last.ckpt", f"{escape(beginning)}*.ckpt"):
+                LocalFolder(folder).delete_unfinished(name)
 
 
 class Stop(Enum):

@@ -30,6 +30,7 @@ from eagle3.head.layer import PlainLayer
 from eagle3.head.loss import UnrollLoss, plain_loss
 from eagle3.head.simulate_decoding import simulate_rounds
 from eagle3.settings.check import check_settings
+from eagle3.storage.folder import LocalFolder
 from eagle3.training.resume import read_resumed, require_checkpoint_fits
 
 LIGHTNING_WARNS = pytest.mark.filterwarnings(
@@ -443,8 +444,11 @@ def test_a_resumed_run_drops_the_best_checkpoints_that_a_kill_left_and_keeps_its
     stale, users = folder / "best-step99-accept9.000.ckpt", folder / "mine.ckpt"
     for copy in (stale, users):
         shutil.copy(best, copy)
+    unfinished = [LocalFolder(folder).create(name) for name in ("last.ckpt", best.name)]
+    for each in unfinished:
+        each.file.close()
     rest = train("run", f"ckpt_path={folder}/last.ckpt").fit()
-    assert not stale.exists() and users.exists()
+    assert not stale.exists() and users.exists() and not any(each.temporary.exists() for each in unfinished)
     assert [Path(rest.trainer.checkpoint_callback.best_model_path)] == list(folder.glob("best-*.ckpt"))
 
 
