@@ -124,7 +124,7 @@ def halve_until(bounds: np.ndarray, enough: Callable[[int], bool], world_size: i
         if sizes[largest] < 2:
             raise InputError(
                 f"{len(sizes)} packs of one sample cannot be spread over trainer.devices={world_size} ranks; "
-                f"use fewer devices or more data"
+                f"use fewer devices, more data, or for the validation a larger data.val_fraction"
             )
         bounds = np.insert(bounds, largest + 1, bounds[largest] + sizes[largest] // 2)
     return bounds
