@@ -33,7 +33,6 @@ from eagle3.training.checkpoint import Origin
 from eagle3.training.loggers import EXTRAS, close, log_lineage, log_settings
 from eagle3.training.module import HeadTraining
 from eagle3.training.resume import (
-    TRAINS_LM_HEAD,
     RunCheckpoints,
     decisive_settings,
     read_resumed,
@@ -136,7 +135,7 @@ def build_data(config: DictConfig, source: FeatureSource, head: DraftHead) -> Fe
 def build_module(config: DictConfig, head: DraftHead, data: FeatureData, start: StartHead | None) -> HeadTraining:
     embedding, lm_head = data.source.target_weights()
     counts = data.source.answer_counts
-    settings = decisive_settings(cli.plain(config)) | {TRAINS_LM_HEAD: head.lm_head.weight.requires_grad}
+    settings = decisive_settings(cli.plain(config)) | {"model.train_lm_head": head.lm_head.weight.requires_grad}
     log.info(
         "head of %.2f M parameters; draft vocabulary: %d tokens, %.2f %% of the answers; %d samples to train, "
         "%d to validate",

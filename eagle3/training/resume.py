@@ -23,7 +23,6 @@ from eagle3.training.checkpoint import Checkpoint, read_checkpoint, read_comment
 log = logging.getLogger(__name__)
 LAST = "last.ckpt"
 GROUPS = ("data", "loss_mask", "loss", "optim")
-TRAINS_LM_HEAD = "model.train_lm_head"  # decides of which parameters the optimizer has a state
 # Where the samples are stored, and how they are read. Kernels are in no group: they all compute the same.
 MAY_CHANGE = (
     "data._target_", "data.path", "data.source", "data.cache_dir", "data.cache_gb", "data.prefetch", "data.readers",
@@ -176,8 +175,7 @@ def require_checkpoint_fits(
             f"ckpt_path={path} has another head than this run ({', '.join(differing)}); give the model.* settings, "
             f"init_from and data.path of the run that it comes from"
         )
-    before = {TRAINS_LM_HEAD: True} | record.settings  # as it was where a checkpoint does not say so
-    differing = _differing(before, settings)
+    differing = _differing(record.settings, settings)
     if differing:
         raise InputError(
             f"ckpt_path={path} was trained with other settings ({', '.join(differing)}); give those of that run "

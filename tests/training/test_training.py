@@ -559,15 +559,6 @@ def test_a_checkpoint_of_other_draft_tokens_is_refused(train: Start, whole_run: 
         require_checkpoint_fits(last, second.data.source, second.module.head, second.module.settings)
 
 
-def test_a_checkpoint_that_does_not_say_so_was_trained_with_its_lm_head(train: Start, whole_run: Start) -> None:
-    second, last = train("second"), read_resumed(f"{whole_run().directory}/checkpoints/last.ckpt")
-    assert last is not None
-    settings = {key: value for key, value in last.record.settings.items() if key != "model.train_lm_head"}
-    before = replace(last, record=replace(last.record, settings=settings))
-    with pytest.raises(InputError, match=r"other settings \(model\.train_lm_head=True then, False now\)"):
-        require_checkpoint_fits(before, second.data.source, second.module.head, second.module.settings)
-
-
 def test_a_checkpoint_in_the_middle_of_a_wider_step_is_refused(train: Start) -> None:
     first = train("run", signal_after=3)
     with pytest.raises(Interrupted):
