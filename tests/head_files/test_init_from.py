@@ -13,7 +13,6 @@ from exported_head import (
     added,
     as_specforge,
     as_speculators,
-    in_another_order,
     name_layers,
     record_of,
     setting,
@@ -105,13 +104,6 @@ def test_a_head_of_other_weights_of_the_target_is_read_with_a_warning(
     read_start(str(exported.path), store)
     assert "/head was trained on tiny, data.path=" in caplog.text
     assert "is of random, whose weights differ: the head is adapted to those" in caplog.text
-
-
-def test_a_draft_vocabulary_in_any_order_is_read(exported: Editable, store: FeatureStore) -> None:
-    in_another_order(exported)
-    exported.save()
-    ids = read_start(str(exported.path), store).head.draft_ids
-    assert ids.tolist() != sorted(ids.tolist()) and len(ids.unique()) == 30
 
 
 OBSTACLES: list[tuple[Change, str]] = [

@@ -9,19 +9,13 @@ from matplotlib import image
 from eagle3.errors import Interrupted
 from eagle3.training import curves as drawing
 from eagle3.training.curves import PANELS, Curve, draw, main, read_curves
-from tests.training.test_training import LIGHTNING_WARNS, Run, Start
+from tests.training.test_training import LIGHTNING_WARNS, Start, train
+
+__all__ = ["train"]
 
 pytestmark = LIGHTNING_WARNS
-CURVES = "{_target_: eagle3.training.curves.Curves, run_dir: '${run_dir}'}"
+CURVES = "callbacks.curves={_target_: eagle3.training.curves.Curves, run_dir: '${run_dir}'}"
 METRICS = "epoch,step,train/grad_norm,val/loss\n0,0,0.5,\n0,1,,3.25\n"
-
-
-@pytest.fixture
-def train(tmp_path: Path, store_path: Path) -> Start:
-    def start(name: str, *overrides: str, signal_after: int | None = None) -> Run:
-        return Run(tmp_path / name, store_path, f"callbacks.curves={CURVES}", *overrides, signal_after=signal_after)
-
-    return start
 
 
 def write(folder: Path, text: str = METRICS) -> Path:
@@ -31,11 +25,11 @@ def write(folder: Path, text: str = METRICS) -> Path:
 
 
 def test_every_panel_shows_what_a_training_logs_also_after_a_resume(train: Start) -> None:
-    first = train("run", signal_after=20)
+    first = train("run", CURVES, signal_after=20)
     with pytest.raises(Interrupted):
         first.fit()
     assert (first.directory / "curves.png").is_file()
-    done = train("run", "trainer.max_epochs=3", f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
+    done = train("run", CURVES, "trainer.max_epochs=3", f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
     assert image.imread(done.directory / "curves.png").shape[0] > 800
     curves = read_curves(done.directory)
     assert curves["train/loss"].steps == list(range(done.trainer.global_step))
@@ -70,7 +64,7 @@ def test_a_picture_that_cannot_be_drawn_costs_a_line_and_no_checkpoint(
 
     monkeypatch.setattr(drawing, broken, fail)
     with caplog.at_level(logging.INFO):
-        done = train("run", "trainer.max_epochs=1").fit()
+        done = train("run", CURVES, "trainer.max_epochs=1").fit()
     assert [each.partition("is not drawn")[2].lstrip(":, ") for each in caplog.messages if "curves.png" in each] == [
         line
     ]
