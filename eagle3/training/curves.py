@@ -104,7 +104,9 @@ def draw(runs: Mapping[str, Mapping[str, Curve]]) -> Any:
                 if len(runs) > 1:
                     style |= {"color": f"C{number}", "alpha": 1 - 0.7 * place / len(metrics)}
                 axes.plot(*curves[metric], label=metric if len(runs) == 1 else f"{run}: {metric}", **style)
-        axes.set(title=title, yscale="log" if title in LOG_SCALE and axes.lines else "linear")
+        # matplotlib warns of a logarithmic axis without a positive value, such as norms that all are 0.
+        positive = any(value > 0 for line in axes.lines for value in line.get_ydata())
+        axes.set(title=title, yscale="log" if title in LOG_SCALE and positive else "linear")
         axes.grid(alpha=0.25)
         if len(axes.lines) > 1:
             axes.legend(fontsize="x-small")

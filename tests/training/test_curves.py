@@ -94,3 +94,10 @@ def test_of_several_runs_each_has_its_colour_and_a_name(tmp_path: Path) -> None:
     losses, rates = figure.axes[0], figure.axes[4]
     assert [text.get_text() for text in losses.get_legend().get_texts()] == ["one: val/loss", "other: val/loss"]
     assert [line.get_color() for line in losses.lines] == ["C0", "C1"] and not rates.lines
+
+
+def test_gradient_norms_of_zero_are_drawn_without_a_warning(tmp_path: Path) -> None:
+    figure = draw({"run": {"train/grad_norm": Curve([1, 2], [0.0, 0.0])}})
+    [panel] = [axes for axes in figure.axes if axes.lines]
+    figure.savefig(tmp_path / "curves.png")  # a warning would be an error here
+    assert panel.get_yscale() == "linear"
