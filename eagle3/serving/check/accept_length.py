@@ -133,11 +133,11 @@ class Measurer(CheckSettings):
         at_most = result.accept_length + two_errors(result)
         if at_most >= simulated * (1 - self.max_difference):
             return "ok", basis
+        here = f"these are greedy and stop at {result.max_new_tokens} tokens"
         if at_most >= (1 + simulated) / 2:
-            here = f"these are greedy and stop at {result.max_new_tokens} tokens"
             return "warning", basis, f"it followed whole answers as the target gave them, {here}"
-        why = "the files are not what was trained, or the target does not answer as in training (template, sampling)"
-        return "error", basis, f"here is less than half of that gain: {why}"
+        why = "the files are not what was trained, or the target does not answer as in training (template, sampling"
+        return "error", basis, f"here is less than half of that gain: {why}: {here})"
 
 
 def two_errors(result: MeasuredAcceptLength) -> float:
