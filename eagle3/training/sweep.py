@@ -135,5 +135,6 @@ def rank(job: dict[str, Any]) -> tuple[bool, float, str]:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
-        exit_with("give the folder of a sweep: python -m eagle3.training.sweep outputs/sweep/…", 1)
+        missing = f"{sys.argv[1]} is no folder; " if len(sys.argv) == 2 else ""
+        exit_with(f"{missing}give the folder of a sweep: python -m eagle3.training.sweep outputs/sweep/…", 1)
     print(ranked_table(Path(sys.argv[1])))

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import tomllib
 from pathlib import Path
@@ -62,6 +63,13 @@ def test_seeds_of_the_same_settings_are_averaged(tmp_path: Path, mode: str) -> N
 
 def test_a_folder_without_jobs_says_so(tmp_path: Path) -> None:
     assert "has no jobs of a sweep" in ranked_table(tmp_path)
+
+
+def test_a_mistyped_folder_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "eagle3.training.sweep", str(tmp_path / "swep")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {tmp_path / 'swep'} is no folder; give the folder of a sweep")
 
 
 # --- a sweep in the folder of an earlier one --------------------------------------------------------------------------
