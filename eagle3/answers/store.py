@@ -147,7 +147,8 @@ class AnswerStore:
             files=None,
         )
         require_prompts_whole(self.prompts, self.manifest.prompts_sha256)
-        if (self.folder / "manifest.json").exists():
+        self.described = (self.folder / "manifest.json").exists()
+        if self.described:
             before = read_answers(self.folder)
             self._require_same(before)
             require_whole(self.folder, before)
@@ -162,7 +163,8 @@ class AnswerStore:
         self.done |= {error.prompt_id for error in final}
         self.pending = sum(1 for _ in self.pending_prompts())
         if self.pending:
-            self._write_manifest()
+            if self.described:
+                self._write_manifest()  # no longer complete
             write_whole(self.errors, b"".join(sealed_line(asdict(error)) for error in final))
 
     def pending_prompts(self) -> Iterator[dict[str, Any]]:
@@ -170,6 +172,8 @@ class AnswerStore:
 
     def append(self, finished: Iterable[Answered]) -> None:
         """Add the rows and errors of prompts; errors first: those that a kill leaves without rows are dropped."""
+        if not self.described:  # before the first answer: until then, other settings may be tried
+            self._write_manifest()
         finished = list(finished)
         self._append(self.errors, [error for _, errors in finished for error in errors])
         rows = [replace(row, last_of_prompt=row is rows[-1]) for rows, _ in finished for row in rows]
@@ -191,6 +195,7 @@ class AnswerStore:
         return counts
 
     def _write_manifest(self) -> None:
+        self.described = True
         write_whole(self.folder / "manifest.json", sealed_bytes(self.manifest))
 
     def _append(self, path: Path, rows: Sequence[AnsweredRow | AnswerError]) -> None:

@@ -58,6 +58,8 @@ def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool
     ledger = _publish(folder, found, counts, traffic, rules, inputs)
     _remove_work(folder)
     log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], folder)
+    if left_out := sum((Counter(source["rejected"]) for source in ledger["sources"].values()), Counter[str]()):
+        log.info("left out: %s; report.md there has more", dict(left_out.most_common()))
     return ledger
 
 

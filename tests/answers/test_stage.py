@@ -410,6 +410,17 @@ def test_another_target_template_or_sampling_is_refused_by_name(target, out_dir,
         run(target, chat, out_dir)
 
 
+def test_a_run_that_ended_before_its_first_answer_ties_no_settings(target, chat, out_dir):
+    class Unready(HuggingFaceAnswerer):
+        def __enter__(self):
+            raise InputError("the server does not start")
+
+    sampling = Sampling(max_new_tokens=8, temperature=0.7, top_p=1.0, top_k=0)
+    with pytest.raises(InputError, match="does not start"):
+        answer_by(Unready(target=target, sampling=sampling, **BATCHES), target, chat, sampling, out_dir)
+    assert run(target, chat, out_dir, temperature=0.1).rows == 7
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

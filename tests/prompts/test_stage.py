@@ -98,6 +98,7 @@ def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
     ]
     ledger = prepare(rows)
     assert ledger["prompts"] == 1 and ledger["rows"] == len(rows)
+    assert "left out: {" in caplog.text
     written = "".join((prepare.folder / name).read_text(errors="replace") for name in OUTPUTS)
     output = capfd.readouterr()
     assert secret not in written + caplog.text + output.out + output.err
