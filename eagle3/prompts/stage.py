@@ -28,7 +28,7 @@ from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 8  # raise it when the same rows would give other prompts, so that older prompts are made again
+FORMAT = 9  # raise it when the same rows would give other prompts, so that older prompts are made again
 
 
 def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool, out_dir: str | Path) -> dict:

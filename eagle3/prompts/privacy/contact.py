@@ -15,6 +15,7 @@ from eagle3.settings.prompts import PhoneSettings
 
 LOCAL_PART = re.compile(r"[\w.!#$%&'*+^`{|}~-]{1,64}")  # on the reversed text before the @
 DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,62})\.){1,8}(?:xn--[a-z0-9-]{2,59}|[^\W\d_]{2,24})", re.IGNORECASE)
+ASCII_DOMAIN = re.compile(DOMAIN.pattern, re.IGNORECASE | re.ASCII)  # Chinese goes on without a space: a@b.com谢谢
 EMAIL_EDGES = ".!#$%&'*+^`{|}~-"  # quotes, list marks and the like around a local part
 AT = re.compile("@|%40")  # the second in a URL's query
 URL_ACCOUNT = re.compile(r"://[^\s/?#@]{0,128}\Z")  # user@host in a URL is for passwords.url_passwords
@@ -27,15 +28,19 @@ def emails(text: str) -> Iterator[Span]:
     """Find addresses with a public suffix; skips git@, no-reply and other machine users."""
     for at in AT.finditer(text) if "@" in text or "%40" in text else ():
         local = LOCAL_PART.match(text[max(0, at.start() - 64) : at.start()][::-1])
-        domain = DOMAIN.match(text, at.end())
-        if local is None or domain is None:
+        if local is None or (domain := _domain(text, at.end())) is None:
             continue
         user = local.group()[::-1].lstrip(EMAIL_EDGES)
         start = at.start() - len(user)
         if not user or MACHINE_USERS.fullmatch(user) or URL_ACCOUNT.search(text[max(0, start - 130) : start]):
             continue
-        if _public_suffixes().publicsuffix(domain.group().lower()):  # a matrix product `weights@x.transpose` has none
-            yield Span(start, domain.end())
+        yield Span(start, domain.end())
+
+
+def _domain(text: str, start: int) -> re.Match[str] | None:
+    """Match a domain with a public suffix: a matrix product `weights@x.transpose` has none."""
+    domains = (pattern.match(text, start) for pattern in (DOMAIN, ASCII_DOMAIN))
+    return next((each for each in domains if each and _public_suffixes().publicsuffix(each[0].lower())), None)
 
 
 @cache

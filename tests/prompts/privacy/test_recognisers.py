@@ -39,6 +39,7 @@ FOUND = {
     "EMAIL_ADDRESS": [
         "Could you send the contract to ⟦tom.o'neil@firma-nord.de⟧ before Friday?",
         "I typed ⟦jürgen_wu42@startup.ai⟧ and the form refuses it", "⟦用户@例子.公司⟧", "<⟦tom@web.de⟧>",
+        "Mail: ⟦tom@web.de⟧谢谢", "Mail: ⟦tom@web.co.jp⟧です", "E-Mail ⟦info@müller.de⟧",
         "https://x.com?email=⟦john.doe@gmail.com⟧", "GET /u?email=⟦john.doe%40gmail.com⟧ HTTP/1.1",
     ],
     "PHONE_NUMBER": [
