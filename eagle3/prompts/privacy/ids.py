@@ -116,19 +116,19 @@ PERSONAL = {
     "ar.cuit": "cui[tl]", "ar.dni": "dni|documento", "at.vnr": r"sozialversicherungs\w*|sv-?(?:nr|nummer)|vsnr",
     "au.tfn": "tfn|tax file", "be.nn": r"rijksregister\w*|registre national", "be.bis": "bis[- ]?(?:nummer|number)",
     "bg.egn": "егн|egn", "br.cpf": "cpf", "ca.bc_phn": "phn|personal health", "ca.sin": "sin|social insurance",
-    "ch.ssn": r"ahv\w*|avs|sozialversicherungs\w*", "cl.rut": "ru[tn]", "cn.ric": r"\w*身份证\w*|resident id\w*",
+    "ch.ssn": r"ahv\w*|avs|sozialversicherungs\w*", "cl.rut": "ru[tn]", "cn.ric": r"\w*身份证[^\W\d]*|resident id\w*",
     "co.nit": "nit|c[ée]dula", "cr.cpf": "c[ée]dula", "cu.ni": "carn[ée]", "cz.rc": "rodn[ée] [čc][íi]slo|rč",
     "dk.cpr": "cpr|personnummer", "do.cedula": "c[ée]dula", "ec.ci": "c[ée]dula", "ee.ik": "isikukood",
     "es.dni": "dni|nif", "es.nie": "nie", "fi.hetu": r"hetu|henkil[öo]tunnus\w*", "fr.nir": r"nir|s[ée]cu\w*",
     "gr.amka": "αμκα|amka", "gr.vat": "αφμ|afm", "hr.oib": "oib", "id.nik": "nik|ktp", "ie.pps": r"pps\w?",
     "il.idnr": r"teudat\w*|תעודת", "in_.epic": "epic|voter id", "in_.vid": "vid", "is_.kennitala": "kennitala",
-    "ke.pin": "kra pin", "kr.rrn": r"rrn|\w*주민등록번호\w*|resident registration", "lt.asmens": "asmens kodas",
+    "ke.pin": "kra pin", "kr.rrn": r"rrn|\w*주민등록번호[^\W\d]*|resident registration", "lt.asmens": "asmens kodas",
     "lv.pvn": "personas kods", "mu.nid": "nid", "mx.curp": "curp", "mx.rfc": "rfc", "my.nric": "nric|mykad",
     "nl.identiteitskaartnummer": r"identiteits\w*", "no.fodselsnummer": "f[øo]dselsnummer|personnummer",
     "nz.ird": "ird", "pe.cui": "dni|cui", "pk.cnic": "cnic", "pl.pesel": "pesel", "pl.nip": "nip",
     "pt.cc": "cart[ãa]o de cidad[ãa]o", "pt.nif": r"nif|contribuinte\w*", "ro.cnp": "cnp|cod numeric personal",
     "ru.inn": "инн|inn", "se.personnummer": r"personn(?:umme)?r\w*", "si.emso": "em[šs]o",
-    "sk.rc": "rodn[ée] [čc][íi]slo", "th.pin": r"\w*บัตรประชาชน\w*|thai id",
+    "sk.rc": "rodn[ée] [čc][íi]slo", "th.pin": r"\w*บัตรประชาชน[^\W\d]*|thai id",
     "tr.tckimlik": r"t\.?c\.? ?kimlik\w*|tckn|kimlik no",
     "ua.rntrc": "рнокпп|rntrc|іпн", "uy.rut": "rut", "ve.rif": "rif", "za.idnr": "id number|identity number",
 }  # fmt: skip
@@ -146,7 +146,10 @@ SOMEBODYS = re.compile(r"\b(?:my|his|her|our|their|'s)(?: \w{1,12}){0,2} ?\Z", r
 IN_GROUPS = re.compile(r"\w+(?:[ ./+-]\w+)*")
 FEWEST_DIGITS, MOST_GROUPS, SHORTEST, LONGEST = 6, 5, 7, 24  # of a number; characters including separators
 PART = re.compile(r"[A-Z0-9](?:[./+-]?[A-Z0-9]){0,23}", re.IGNORECASE)  # numbers are written in groups
-NAME = re.compile(rf"(?<![^\W_])(?:{'|'.join([*PERSONAL.values(), ANY])})(?![^\W_])", re.IGNORECASE)
+# A number may follow at once where a script has no spaces between words: 身份证号1101…
+NAME = re.compile(
+    rf"(?<![^\W_])(?:{'|'.join([*PERSONAL.values(), ANY])})(?:(?![^\W_])|(?<![\x00-\u024f])(?=\d))", re.IGNORECASE
+)
 SIX_DIGITS = re.compile(r"\d(?:[^\d\n]{0,9}\d){5}")  # texts without such a run are skipped
 AFTER_NAME, BEFORE_NAME = 60, 30  # characters between the name and the number
 

@@ -97,6 +97,7 @@ FOUND = {
         "numer PESEL: ⟦44051401359⟧", "Mein Bruder hat die AHV-Nummer ⟦756.9217.0769.85⟧",
         "mitt personnummer är ⟦880320-0016⟧", "henkilötunnus ⟦131052-308T⟧", "CURP ⟦BOXW310820HNERXN09⟧",
         "my SIN: ⟦123-456-782⟧", "OIB ⟦33392005961⟧", "身份证号码: ⟦360426199101010071⟧",
+        "我的身份证号是⟦11010519491231002X⟧谢谢", "주민등록번호⟦900101-1234568⟧",
         "身份证号码: ⟦110007198803200011⟧",  # a county that python-stdnum does not know
         # What somebody calls theirs needs no check digits: numbers as Faker writes them for KR, GB, CN and IN.
         "Here's my SSN: ⟦470312-2881820⟧", "His social security number is ⟦ZZ 66 20 82 T⟧, he said",
