@@ -121,6 +121,14 @@ def test_the_source_licence_counts_only_for_rows_without_one_and_a_licence_is_te
     assert reasons(prepare) == ["license not allowed: GPL-3.0-only", *["license is not text"] * 2]
 
 
+def test_of_several_licences_of_a_row_each_must_be_allowed_also_after_a_choice(prepare):
+    rows = [{"prompt": str(number), "license": each} for number, each in enumerate(
+        [["MIT OR GPL-3.0-only", "GPL-3.0-only"], ["GPL-3.0-only", "x OR MIT"], ["MIT or GPL-3.0-only", "ISC"]]
+    )]  # fmt: skip
+    prepare([*rows, {"prompt": "3", "license": "Apache-2.0 OR MIT", "metadata": {"license": "GPL-3.0-only"}}])
+    assert [prompt["license"] for prompt in prepare.prompts()] == ["(MIT or GPL-3.0-only) AND ISC"]
+
+
 # Sources
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import fsspec
@@ -18,6 +19,7 @@ FRONT_MATTER = re.compile(r"\ufeff?---[^\S\n]*\n(.*?)^---[^\S\n]*$", re.MULTILIN
 CITATION = re.compile(
     r"^#{1,6} [^\n]*\bcitation\b[^\n]*\n(.*?)(?=^#{1,6} |\Z)", re.IGNORECASE | re.MULTILINE | re.DOTALL
 )
+CHOICE = re.compile(r"(?<![\w-])or(?![\w-])", re.IGNORECASE)  # not in GPL-2.0-or-later
 # The Hub's id in a path: of its local cache, a URL, or an fsspec path.
 HUB_ID = re.compile(
     r"(?:datasets--([\w.-]+?)--([\w.-]+)/snapshots|(?:hf:/|huggingface\.co)/datasets/([\w.-]+)/([\w.-]+))"
@@ -100,7 +102,13 @@ def _front_matter(text: str, folder: str) -> dict:
 def license_of(card: dict) -> str | None:
     """Return `license:` of a card's metadata, a list joined by AND; `other` stands for `license_name`."""
     own = _text(card.get("license_name"))
-    return " AND ".join(own if own and id.lower() == "other" else id for id in _texts(card.get("license"))) or None
+    return all_of(own if own and id.lower() == "other" else id for id in _texts(card.get("license"))) or None
+
+
+def all_of(licenses: Iterable[str]) -> str:
+    """Return an expression that needs all of these licences; AND binds more tightly than an OR in one of them."""
+    parts = list(licenses)
+    return " AND ".join(f"({part})" if len(parts) > 1 and CHOICE.search(part) else part for part in parts)
 
 
 def names_in(path: str) -> list[str]:

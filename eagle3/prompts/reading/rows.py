@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from eagle3.prompts.licenses.terms import all_of
 from eagle3.prompts.reading.conversation import conversation, tools_of
 from eagle3.prompts.reading.formats import BLANK, NO_END, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Prompt, Refused, is_unicode
@@ -61,7 +62,7 @@ def _license(columns: Columns, source: Source) -> str | None:
         return source.terms.license
     if not all(isinstance(each, str) and is_unicode(each) for each in given):
         raise Refused("license is not text")
-    return " AND ".join({" ".join(each.lower().split()): each for each in given}.values())
+    return all_of({" ".join(each.lower().split()): each for each in given}.values())
 
 
 def _is_name(value: str) -> bool:

@@ -146,6 +146,7 @@ def test_a_cleared_name_passes_and_only_that_one_and_still_needs_its_licence():
     [
         ("license: [mit, cc-by-4.0]", "mit AND cc-by-4.0"),
         ("license:\n- odc-by", "odc-by"),
+        ("license: [mit OR gpl-3.0, gpl-2.0-or-later]", "(mit OR gpl-3.0) AND gpl-2.0-or-later"),
         ("license: other\nlicense_name: acme-terms\nlicense_link: LICENSE", "acme-terms"),
         ("license: other", "other"),
         *((empty, None) for empty in ("license: [[mit]]", "license: 2", "license: null", "- a list", "")),
