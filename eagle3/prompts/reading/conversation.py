@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from eagle3.prompts.reading.prompt import Refused, Tools, is_unicode, tools_text
-from eagle3.prompts.reading.shapes import CONVERSATION, Columns, Layout, from_json
+from eagle3.prompts.reading.shapes import CONVERSATION, Columns, Layout, from_json, is_empty
 
 # A turn with any of these has more than its content: without them an answer is not what the model wrote.
 PARTS_BESIDE_CONTENT = frozenset(("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"))
@@ -106,6 +106,9 @@ def _role(turn: dict, shape: Layout) -> str:
 def _message(role: str, turn: dict, shape: Layout) -> dict[str, Any]:
     if not PARTS_BESIDE_CONTENT.isdisjoint(turn) and any(turn.get(part) for part in PARTS_BESIDE_CONTENT):
         raise Refused("turn with parts other than content")
+    for name in shape.fields["attachments"]:  # Ollama's messages have `images`
+        if not is_empty(turn.get(name)):
+            raise Refused(f"turn with {name}")
     text = _text(shape.of_turn(turn, "content"))
     if role == "user" and not text.strip():
         raise Refused("empty user turn")

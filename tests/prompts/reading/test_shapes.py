@@ -71,6 +71,8 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tup
         ({"body": {"messages": users("a"), "tools": [{"name": "f"}]}}, "row with body.tools"),
         ({"prompt": "a", "tools": '[{"name": "f"}]'}, "row with tools"),
         ({"question": "What is this?", "image": {"bytes": "ff"}}, "row with image"),
+        ({"messages": [{**users("a")[0], "images": ["ff"]}]}, "turn with images"),
+        ({"messages": [{**SYSTEM, "tools": '[{"name": "f"}]'}, *users("a")]}, "turn with tools"),
         ({"input_ids": [1, 2, 3]}, "no column of messages or prompts"),
         ({"role": "assistant", "text": "b"}, "one turn of a conversation"),
         ({"role": "prompter", "text": "b", "parent_id": "1"}, "one turn of a conversation"),
