@@ -18,7 +18,8 @@ PUNCTUATION = ".,;:!?'\"`‘’“”«»…。、，；：！？"  # noqa: RUF0
 OPERATOR = r"[!:?](?==)|(?<![\w!])!+(?=[\w(])"
 WORDS_AND_SYMBOLS = re.compile(f"{WORD}|[^\\w\\s{PUNCTUATION}]|{OPERATOR}")
 
-UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")  # soft hyphens, characters without width
+# Soft hyphens, characters without width, marks of direction, variants of emoji.
+UNSEEN = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]")
 
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial over a gram; odd, so that no bit of a word is lost
 

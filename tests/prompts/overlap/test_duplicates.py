@@ -133,7 +133,7 @@ def test_grams_are_those_of_the_sum_word_by_word(n: int) -> None:
 SAME = [
     ("What is a  monad?", "what is a\nMONAD"), ("Stop!Now!!", "stop now"), ("Is it so ?!", "is it so"),
     ("Straße, bitte!", "STRASSE BITTE"), ("“Quote” it…", "'quote' it"), ("机器学习是什么?", "机器学习是什么"),
-    ("caf\u00e9 a\u200bb", "cafe\u0301 ab"),
+    ("caf\u00e9 a\u200bb", "cafe\u0301 ab"), ("\u202aI \u2764\ufe0f it\u202c", "I \u2764 it"),
 ]  # fmt: skip
 OTHER = [
     ("What is 3 + 4?", "What is 3 - 4?"), ("2 ** 3", "2 * 3"), ("fix x != 3", "fix x = 3"), ("fix x := 3", "fix x = 3"),

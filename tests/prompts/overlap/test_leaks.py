@@ -39,10 +39,11 @@ def test_case_punctuation_and_composition_do_not_hide_a_leak(prepare: Prepare, t
     rows = [
         chat("fine"),
         chat(f"Q:\n{hidden}?"),
+        chat("\ufe0e".join(hidden)),
         chat("Eco\u200ble cafe\u0301 " + spell(40, 51).replace("4", "\uff14")),
     ]
     prepare(rows, decontamination=benchmark)
-    assert reasons(prepare) == ["leak: one"] * 2
+    assert reasons(prepare) == ["leak: one"] * 3
 
 
 def test_a_short_text_leaks_as_a_whole_turn_only(prepare: Prepare, tmp_path: Path) -> None:
