@@ -139,7 +139,8 @@ def _table(file: str) -> Iterator[Any]:
     try:
         with _opened(file) as content, pyarrow.parquet.ParquetFile(content) as table:
             yield table
-    except (pyarrow.ArrowException, OSError, ValueError, TypeError, MemoryError) as error:  # all for damaged bytes
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
+        # All for damaged bytes; OverflowError also for dates past the year 9999.
         raise _unreadable(file, error) from None
 
 

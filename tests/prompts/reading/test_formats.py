@@ -126,6 +126,12 @@ for file in sys.argv[1:]:
 """
 
 
+def test_a_table_with_a_date_that_python_does_not_know_is_named(prepare: Prepare, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": ["a"], "id": pa.array([10**18], pa.timestamp("us"))}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a\.parquet is damaged, .* cannot be read \(OverflowError\)"):
+        prepare(path=str(tmp_path / "a.parquet"), license="MIT")
+
+
 def test_no_damaged_table_ends_the_process(tmp_path: Path) -> None:
     """pyarrow follows offsets out of its buffers: read in a process of its own, which must live to its end."""
     table = pa.table({"id": [f"c{i}" for i in range(40)], "prompt": ["hello " * i for i in range(40)]})
