@@ -9,8 +9,8 @@ from typing import NamedTuple
 WORDS_BEFORE, WORDS_AFTER = 80, 40
 TABLE, HEADER = 4000, 200  # characters searched for a table's first line, and read of it
 
-# A match with such neighbours is part of a longer number, name or hash.
-JOINED_BEFORE = re.compile(r"(?:\w|\d[a-z]{0,8}[-.])\Z", re.ASCII | re.IGNORECASE)
+# A match with such neighbours is part of a longer number, name or hash. Escaped line ends and tabs of code are none.
+JOINED_BEFORE = re.compile(r"(?:\w(?<!\\[nrt])|\d[a-z]{0,8}[-.])\Z", re.ASCII | re.IGNORECASE)
 JOINED_AFTER = re.compile(r"\w|[-.]\d", re.ASCII)
 WORD = re.compile(r"\w*", re.ASCII)
 LOOK_BACK = 10  # characters that JOINED_BEFORE can span
