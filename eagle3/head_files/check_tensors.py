@@ -84,7 +84,7 @@ def _differing_rows(stored: Float[Tensor, "V H"], target: Float[Tensor, "V H"]) 
 def check_draft_vocab_size(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """draft_vocab_size is stated and fits the tensors."""
     size, lm_head = files.config.get("draft_vocab_size"), files.tensors.get("lm_head.weight")
-    rows = "the rows of lm_head" if lm_head is None else len(lm_head)
+    rows = len(lm_head) if lm_head is not None and lm_head.ndim else "the rows of lm_head"
     if "draft_vocab_size" not in files.config:
         yield "error", f"draft_vocab_size is missing: SGLang reads it without asking and stops; set it to {rows}"
     elif size is None:
@@ -135,9 +135,11 @@ def check_t2d(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     if t2d is None or d2t is None:
         yield "skipped", "SGLang does not read t2d, and the file lacks it or d2t"
         return
-    ids = from_offsets(d2t.long()) if d2t.ndim == 1 else d2t
-    if not d2t.numel() or not 0 <= int(ids.min()) <= int(ids.max()) < min(t2d.numel(), size):
+    ids = from_offsets(d2t.long()) if d2t.ndim == 1 else torch.empty(0)
+    if not ids.numel() or not 0 <= int(ids.min()) <= int(ids.max()) < min(t2d.numel(), size):
         yield "skipped", "d2t leads outside t2d"
-    elif t2d.dtype != torch.bool or not torch.equal(t2d, membership(ids, size)):
-        marked = f"t2d ({t2d.dtype}, {int(t2d.sum())} marked) does not mark the {len(ids)} tokens of d2t"
+    elif t2d.dtype != torch.bool or t2d.shape != (size,):  # `size` may be too large for a tensor of our own
+        yield "error", f"t2d is {t2d.dtype} {tuple(t2d.shape)} instead of bool ({size},); {MAKE_AGAIN}"
+    elif not torch.equal(t2d, membership(ids, size)):
+        marked = f"t2d ({int(t2d.sum())} marked) does not mark the {len(ids)} tokens of d2t"
         yield "error", f"{marked}: one of them is wrong; {MAKE_AGAIN}"

@@ -34,6 +34,7 @@ SIZES = (
     "vocab_size",
     "draft_vocab_size",
     "max_position_embeddings",
+    "num_aux_hidden_states",
 )
 KINDS: dict[str, Any] = {
     **dict.fromkeys(SIZES, int),
@@ -186,7 +187,8 @@ def _require_as_exported(folder: Path, record: HeadRecord) -> None:
 def _require_kinds(config: dict[str, Any], folder: Path) -> None:
     for key, kind in KINDS.items():
         value = config.get(key)
-        if value is not None and not (isinstance(value, kind) and (kind is not int or value > 0)):
+        fits = isinstance(value, kind) and not isinstance(value, bool) and (kind is not int or value > 0)
+        if value is not None and not fits:
             raise InputError(f"head={folder}: {key}={value!r} in config.json must be {RULES[kind]}; correct it")
 
 

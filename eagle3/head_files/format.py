@@ -115,6 +115,8 @@ def head_config(files: HeadFiles) -> HeadConfig:
             raise InputError(
                 f"head={files.path}: num_attention_heads in config.json must divide hidden_size; correct it"
             )
+        if config["vocab_size"] is None:  # of which nothing is computed before it is compared
+            raise TypeError
         return kind_of(files).from_json(config)
     except KeyError as error:
         raise InputError(f"head={files.path}: config.json lacks {error}; add it, or make it: {MAKE_HEAD}") from None
@@ -138,7 +140,7 @@ def require_readable(files: HeadFiles) -> None:
         if differs:
             raise InputError(f"head={files.path}: {key} of config.json: {rule}; choose another head")
     kind = (rope_of(config) or {}).get("rope_type", "default")
-    if kind not in ROPE_TYPES:
+    if kind not in [*ROPE_TYPES]:  # compared one by one: a list in its place cannot be looked up
         raise InputError(
             f"head={files.path}: rope_type={kind} in config.json: SGLang stops at types it does not know, and may "
             f"compute others than {', '.join(ROPE_TYPES)} unlike the training; correct it, or train with one of these"
@@ -148,7 +150,8 @@ def require_readable(files: HeadFiles) -> None:
 def draft_ids(files: HeadFiles, config: HeadConfig) -> Int[Tensor, " D"]:
     """Return the target ids of the draft vocabulary; without d2t it can only be the whole vocabulary."""
     if "d2t" in files.tensors:
-        ids = from_offsets(files.tensors["d2t"].long())
+        d2t = files.tensors["d2t"].long()
+        ids = from_offsets(d2t) if d2t.ndim == 1 else torch.empty(0)
         if len(ids) != config.draft_vocab_size or not 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size:
             raise InputError(
                 f"head={files.path}: d2t does not map {config.draft_vocab_size} draft ids into the vocabulary"

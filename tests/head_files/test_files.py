@@ -81,10 +81,14 @@ REFUSED: list[tuple[Change, str]] = [
         for content in (b"", b"{", b"[]", b"null", b'{"a": "\xff"}')
     ),
     (config(hidden_size="16"), r"hidden_size='16' in config\.json must be a whole number from 1; correct it"),
+    (config(vocab_size=None), r"config\.json has a size that is null; state it"),
+    (config(draft_vocab_size=True), r"draft_vocab_size=True .* must be a whole number from 1"),
+    (config(num_aux_hidden_states="3"), r"num_aux_hidden_states='3' .* must be a whole number from 1"),
     (config(num_attention_heads=0), r"num_attention_heads=0 .* must be a whole number from 1"),
     (config(max_position_embeddings=4096.0), r"max_position_embeddings=4096\.0 .* must be a whole number from 1"),
     (config(rope_scaling="linear"), r"rope_scaling='linear' in config\.json must be an object; correct it"),
     (config(transformer_layer_config=[]), r"transformer_layer_config=\[\] .* must be an object"),
+    (config(rope_parameters={"rope_type": [], "rope_theta": 1e4}), r"rope_type=\[\] in config\.json: SGLang stops"),
     (config(rope_theta="10000"), r"rope_theta='10000' .* must be a number"),
     (config(dtype=["bfloat16"]), r"dtype=\['bfloat16'\] .* must be a word"),
     (config(transformer_layer_config={"hidden_size": "16"}, hidden_size=None), r"hidden_size='16' .* a whole number"),
@@ -105,6 +109,10 @@ REFUSED: list[tuple[Change, str]] = [
     (config(num_key_value_heads=1), r"k_proj\.weight must have shape \(8, 32\) by"),  # one is allowed
     (tensors(lambda stored: stored.pop("fc.weight")), r"fc\.weight must have shape \(16, 48\) by .* has nothing"),
     (tensors(lambda stored: stored.pop("d2t")), "has no tensor d2t, so its 30 draft ids mean nothing"),
+    *(
+        (tensors(lambda stored, shape=shape: stored.update(d2t=torch.zeros(shape).long())), "d2t does not map 30 draft")
+        for shape in ((), (30, 1))
+    ),
     *((d2t(ids), "d2t does not map 30 draft ids") for ids in ([*range(29), 50], [*range(31)], [-1, *range(1, 30)])),
     *(
         (
