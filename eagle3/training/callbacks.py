@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
+from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
@@ -95,6 +96,16 @@ class BestCheckpoint(ModelCheckpoint):
         if trainer.is_global_zero:
             for name in ("last.ckpt", f"{escape(beginning)}*.ckpt"):
                 LocalFolder(folder).delete_unfinished(name)
+
+
+class EarlyStopping(callbacks.EarlyStopping):
+    """Ends a run that no longer improves.
+
+    A resumed run has the patience that it is given: Lightning would silently go on with the checkpoint's. The class has
+    Lightning's name, which its state in a checkpoint is found by."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict | {"patience": self.patience})
 
 
 class Stop(Enum):

@@ -494,6 +494,14 @@ def test_early_stopping_ends_a_run_that_no_longer_gains(train: Start) -> None:
     assert done.trainer.current_epoch < 20
 
 
+def test_a_resumed_run_has_the_patience_that_it_is_given(train: Start) -> None:
+    settings = ("optim.lr=1e-9", "trainer.max_epochs=20", "trainer.val_check_interval=1.0")
+    first = train("run", *settings, "callbacks.early_stopping.patience=2").fit()
+    more = ("callbacks.early_stopping.patience=5", f"ckpt_path={first.directory}/checkpoints/last.ckpt")
+    rest = train("run", *settings, *more).fit()
+    assert rest.trainer.current_epoch == first.trainer.current_epoch + 3
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
