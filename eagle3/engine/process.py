@@ -28,9 +28,13 @@ ONE_TOKEN = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
 OPEN_HOSTS = ("0.0.0.0", "::")  # all addresses of the machine
 END_S = 5  # from the last sign of life to the end of the process
 # A guard process of each server. When our process is gone, even killed, it stops the server and deletes its scratch.
+# It is no child of ours: a Ray worker that is stopped kills its children, and would kill the guard first.
 GUARD = """
 import contextlib, os, shutil, signal, sys, time
-sys.stdin.read()
+if os.fork():
+    os._exit(0)
+if sys.stdin.read():  # our process has stopped the server
+    os._exit(0)
 server, patience = int(sys.argv[1]), float(sys.argv[2])
 with contextlib.suppress(ProcessLookupError):
     os.kill(server, signal.SIGTERM)
@@ -107,8 +111,7 @@ class Server:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if self.guard is not None:
-                self.guard.kill()
-                self.guard.communicate()
+                self.guard.communicate(b"stopped")
 
     def follow(self) -> Iterator[str]:
         """Yield the lines that the log gets from now on, until the server ends."""

@@ -156,7 +156,11 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_a_server_ends_with_a_parent_that_is_killed_and_its_scratch_is_deleted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_children", [False, True])
+def test_a_server_ends_with_a_parent_that_is_killed_and_its_scratch_is_deleted(
+    tmp_path: Path, with_children: bool
+) -> None:
+    """Ray kills the children of a worker that it stops."""
     (tmp_path / "scratch").mkdir()
     (tmp_path / "scratch/rows.safetensors").touch()
     path = f"{ROOT}:{ROOT / 'tests'}"
@@ -166,6 +170,10 @@ def test_a_server_ends_with_a_parent_that_is_killed_and_its_scratch_is_deleted(t
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert is_running(pid)
+        if with_children:
+            children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+            wait_until(lambda: [each for each in map(int, children.read_text().split()) if is_running(each)] == [pid])
+            os.kill(pid, signal.SIGKILL)
         parent.kill()
     wait_until(lambda: not is_running(pid) and not (tmp_path / "scratch").exists())
 
