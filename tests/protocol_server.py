@@ -158,6 +158,7 @@ class ProtocolServer:
         self.die_at = die_at
         self.received: list[dict[str, Any]] = []
         self.received_at_flush: list[int] = []
+        self.information: str | None = None  # sent in place of its facts and its models
         self.last_event: Any = None  # sent as the only event in place of an answer
         self.one_at_a_time = asyncio.Lock()
         self.delay_s = 0.0  # before an answer
@@ -180,7 +181,8 @@ class ProtocolServer:
         return application
 
     async def models(self, request: Any) -> Any:
-        return web.json_response({"data": [{"id": self.arguments.get("model_path")}]})
+        models = {"data": [{"id": self.arguments.get("model_path")}]}
+        return web.json_response(models) if self.information is None else web.Response(text=self.information)
 
     async def tokenize(self, request: Any) -> Any:
         body = await request.json()
@@ -228,7 +230,8 @@ class ProtocolServer:
         return web.Response(text="Cache flushed.\n")
 
     async def server_info(self, request: Any) -> Any:
-        return web.json_response({**self.arguments, "version": VERSION, "internal_states": [{}]})
+        facts = {**self.arguments, "version": VERSION, "internal_states": [{}]}
+        return web.json_response(facts) if self.information is None else web.Response(text=self.information)
 
     async def generate(self, request: Any) -> Any:
         body = await request.json()

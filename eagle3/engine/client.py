@@ -64,7 +64,7 @@ async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any] | N
     async with answered(session, url, body) as response:
         try:
             return await response.json(content_type=None)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ServerFailed("the response is not JSON") from None
 
 

@@ -78,7 +78,10 @@ class SGLang:
 
     async def model_name(self, session: aiohttp.ClientSession) -> str | None:
         """Return the server's name for its model."""
-        return (await ask(session, f"{self.url}/server_info")).get("model_path")
+        information = await ask(session, f"{self.url}/server_info")
+        if not isinstance(information, dict):
+            raise ServerFailed("its /server_info is not SGLang's")
+        return information.get("model_path")
 
     async def text_ids(self, session: aiohttp.ClientSession, text: str) -> list[int]:
         """Return the token ids of a text, with the special tokens that its tokenizer adds by default."""
@@ -121,6 +124,7 @@ class OpenAICompletions:
         try:
             [choice] = answer["choices"]
             token_ids, kind = choice.get("token_ids"), choice["finish_reason"]
+            token_ids = None if token_ids is None else [*token_ids]
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ServerFailed("the response is no completion of the OpenAI protocol") from None
         if token_ids is None:
@@ -128,11 +132,14 @@ class OpenAICompletions:
                 f"{self.url} returns text and no token ids, but training needs the ids that the target chose; serve "
                 f"it with vLLM 0.10.2 or later or with SGLang (answers=sglang)"
             )
-        return checked([*token_ids], kind, choice.get("stop_reason"), request)
+        return checked(token_ids, kind, choice.get("stop_reason"), request)
 
     async def model_name(self, session: aiohttp.ClientSession) -> str | None:
-        models = (await ask(session, f"{self.url}/v1/models")).get("data") or [{}]
-        served = [model.get("id") for model in models]
+        answer = await ask(session, f"{self.url}/v1/models")
+        try:
+            served = [model["id"] for model in answer["data"]] or [None]
+        except (KeyError, TypeError):
+            raise ServerFailed("its /v1/models is not of the OpenAI protocol") from None
         return self.model if self.model in served else served[0]
 
     async def text_ids(self, session: aiohttp.ClientSession, text: str) -> list[int]:
@@ -171,7 +178,7 @@ def checked(token_ids: list[int], kind: Any, matched: Any, request: Request) -> 
     if len(token_ids) > request.max_new_tokens:
         raise ServerFailed("the answer is longer than sampling.max_new_tokens")
     if kind == "stop" and token_ids[-1] not in request.stop_ids:
-        if matched not in request.stop_ids:  # some leave out the token that ended the answer, and name it
+        if type(matched) is not int or matched not in request.stop_ids:  # some leave out the token that ended the answer, and name it
             raise RequestRefused("its last token ends no turn of the target: check the server's stop tokens")
         token_ids.append(matched)
     if not request.stop_ids.isdisjoint(token_ids[:-1]):
@@ -183,6 +190,8 @@ def server_information(url: str) -> dict[str, Any]:
     """Return SGLang's version and settings. InputError if no SGLang answers at `url`."""
     try:
         information = ask_now(f"{url}/server_info")
+        if not isinstance(information, dict):
+            raise ServerFailed("the response is not SGLang's")
     except (ServerFailed, RequestRefused) as failure:
         raise InputError(f"{url}/server_info does not answer ({failure}); name the URL of a running SGLang") from None
     return {key: information[key] for key in REPORTED if key in information}

@@ -114,12 +114,45 @@ def test_a_status_says_whether_another_server_may_answer(protocol: Any, status: 
 
 
 @by_protocol
-@pytest.mark.parametrize("text", ["[]", "{}", "{", '{"choices": 3, "meta_info": 3}', "null"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]", "{}", "{", '{"choices": 3, "meta_info": 3}', "null", "[" * 100_000,
+        '{"choices": [{"token_ids": 5, "finish_reason": "stop"}]}',
+    ],
+)  # fmt: skip
 def test_a_body_that_is_no_answer_is_the_servers_failure(protocol: Any, text: str) -> None:
     server = answering([7, 2], "stop")
     server.fault = lambda number: web.Response(text=text)
     with serving(server) as url, pytest.raises(ServerFailed):
         complete(protocol(url))
+
+
+@by_protocol
+def test_an_end_that_is_no_token_id_ends_no_turn(protocol: Any) -> None:
+    made = {"token_ids": [7], "finish_reason": "stop", "stop_reason": ["x"]}
+    meta = {"finish_reason": {"type": "stop", "matched": ["x"]}}
+    server = answering([7, 2], "stop")
+    server.fault = lambda number: web.json_response({"choices": [made], "output_ids": [7], "meta_info": meta})
+    with serving(server) as url, pytest.raises(RequestRefused, match="ends no turn"):
+        complete(protocol(url))
+
+
+@by_protocol
+@pytest.mark.parametrize("text", ["", "null", "[1]", '"OK"', '{"data": 3}', '{"data": ["m"]}'])
+def test_a_model_whose_name_cannot_be_read_is_the_servers_failure(protocol: Any, text: str) -> None:
+    async def model_name(url: str) -> str | None:
+        async with new_session(timeout_s=60) as session:
+            return await protocol(url).model_name(session)
+
+    server = answering([7, 2], "stop")
+    server.information = text
+    with serving(server) as url:
+        if protocol is SGLang and text.startswith("{"):
+            assert asyncio.run(model_name(url)) is None
+        else:
+            with pytest.raises(ServerFailed, match=r"its /(server_info|v1/models) is not"):
+                asyncio.run(model_name(url))
 
 
 @by_protocol
