@@ -154,7 +154,11 @@ class ServedAnswerer(Answerer):
     async def _answer(self, conversation: Dialogue, progress: Progress) -> None:
         while conversation.waiting:
             request = Request(
-                conversation.prompt_ids, conversation.seed, stop_ids=self.target.stop_ids, **asdict(self.sampling)
+                conversation.prompt_ids,
+                conversation.seed,
+                stop_ids=self.target.stop_ids,
+                vocab_size=self.target.text_config.vocab_size,
+                **asdict(self.sampling),
             )
             try:
                 answer = await self.pool.complete(request)

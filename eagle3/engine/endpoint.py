@@ -3,6 +3,7 @@
 Two protocols: SGLang's native /generate, and the OpenAI completions of servers that return token ids (vLLM's).
 """
 
+import sys
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,8 @@ from eagle3.errors import InputError
 class Request:
     """One requested answer, by default one greedy token.
 
-    `temperature` 0 is greedy, `top_k` 0 all; `stop_ids` end the answer and stay in it."""
+    `temperature` 0 is greedy, `top_k` 0 all; `stop_ids` end the answer and stay in it. Token ids are below
+    `vocab_size`."""
 
     prompt_ids: list[int]
     seed: int = 0
@@ -27,6 +29,7 @@ class Request:
     top_k: int = 0
     max_new_tokens: int = 1
     stop_ids: Set[int] = field(default_factory=frozenset)
+    vocab_size: int = sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -175,10 +178,14 @@ def checked(token_ids: list[int], kind: Any, matched: Any, request: Request) -> 
         raise ServerFailed(f"the answer ended by {str(kind)[:50]!r}")
     if not token_ids or not all(type(token) is int for token in token_ids):
         raise ServerFailed("the answer holds no token ids")
+    if min(token_ids) < 0 or max(token_ids) >= request.vocab_size:
+        raise ServerFailed("the answer holds token ids outside the target's vocabulary")
     if len(token_ids) > request.max_new_tokens:
         raise ServerFailed("the answer is longer than sampling.max_new_tokens")
     if kind == "stop" and token_ids[-1] not in request.stop_ids:
-        if type(matched) is not int or matched not in request.stop_ids:  # some leave out the token that ended the answer, and name it
+        if (
+            type(matched) is not int or matched not in request.stop_ids
+        ):  # some leave out the token that ended the answer, and name it
             raise RequestRefused("its last token ends no turn of the target: check the server's stop tokens")
         token_ids.append(matched)
     if not request.stop_ids.isdisjoint(token_ids[:-1]):

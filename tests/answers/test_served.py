@@ -125,6 +125,18 @@ def test_what_no_server_answers_is_counted_and_asked_again_by_the_next_run(
         assert ask([url]) == expected
 
 
+def test_an_answer_with_ids_that_the_target_does_not_have_is_not_stored(
+    ask: Ask, server: ProtocolServer, expected: Rows, tmp_path: Path
+) -> None:
+    decode = server.decode
+    server.decode = lambda prompt_ids, sampling: {**decode(prompt_ids, sampling), "output_ids": [4096]}
+    with serving(server) as url:
+        with pytest.raises(InputError, match="outside the target's vocabulary"):
+            ask([url], attempts=2)
+        server.decode = decode
+        assert ask([url]) == expected
+
+
 def test_a_run_without_servers_ends_in_one_line_and_the_next_one_continues(
     ask: Ask, server: ProtocolServer, expected: Rows
 ) -> None:

@@ -15,7 +15,9 @@ from eagle3.engine.client import KEY, RequestRefused, ServerFailed, ask, new_ses
 from eagle3.engine.endpoint import Answer, Endpoint, OpenAICompletions, Request, SGLang
 from eagle3.errors import InputError
 
-REQUEST = Request([5, 6], seed=3, temperature=0.7, top_p=0.9, top_k=0, max_new_tokens=8, stop_ids=frozenset({2}))
+REQUEST = Request(
+    [5, 6], seed=3, temperature=0.7, top_p=0.9, top_k=0, max_new_tokens=8, stop_ids=frozenset({2}), vocab_size=9
+)
 PROTOCOLS: list[Callable[[str], Endpoint]] = [SGLang, lambda url: OpenAICompletions(url, model="m")]
 by_protocol = pytest.mark.parametrize("protocol", PROTOCOLS, ids=["sglang", "openai"])
 
@@ -91,6 +93,8 @@ def test_a_stop_token_that_is_left_out_and_named_is_put_back() -> None:
         ([7] * 9, "length", "longer than sampling.max_new_tokens"),
         ([], "length", "no token ids"),
         (["7"], "length", "no token ids"),
+        ([7, -1], "length", "outside the target's vocabulary"),
+        ([7, 9], "length", "outside the target's vocabulary"),
         ([7], "content_filter", "ended by 'content_filter'"),
     ],
 )
