@@ -57,7 +57,7 @@ def _public_text(text: str) -> str:
 def learn(config: Mapping[str, Any]) -> None:
     """Take note of the secrets of this run, so that `public` finds them in any text."""
     given = [str(value) for value in ((config.get("launch") or {}).get("env") or {}).values()]
-    given += [value for name, value in os.environ.items() if SAYS_SECRET.search(name)]
+    given += [value.strip() for name, value in os.environ.items() if SAYS_SECRET.search(name)]
     given += [value for key, value in _named(config) if KEY.search(key)]
     for _, text in _named(config):  # parts of a URL may be shown without what makes it one
         given += [found[2] for kind in (PASSWORD, SIGNATURE) for found in kind.finditer(text)]

@@ -8,13 +8,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from eagle3.answers.answerer import Answerer
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import Dialogue
-from eagle3.engine.client import RequestRefused, ServerFailed, new_session
+from eagle3.engine.client import KEY, RequestRefused, ServerFailed, api_key, new_session
 from eagle3.engine.draft import Draft
 from eagle3.engine.endpoint import ENDPOINTS, Endpoint, Request
 from eagle3.engine.local_servers import servers_of, serving
@@ -55,6 +56,11 @@ class ServedAnswerer(Answerer):
             raise InputError("answers.urls is empty; give running servers, e.g. answers.urls=[http://127.0.0.1:8000]")
         if urls and head is not None:
             raise InputError(f"answers.head={head} is for servers that are started; running ones draft as they do")
+        if api_key() and (both := next((url for url in urls if "@" in urlsplit(url).netloc), None)):
+            raise InputError(
+                f"answers.urls: {both} holds a user, and {KEY} is set: a request carries only one of them; leave the "
+                f"other out"
+            )
         self.settings, self.launch, self.folder = settings, launch, folder
         self.target, self.chat, self.sampling = target, chat, sampling
 

@@ -25,8 +25,13 @@ class RequestRefused(Exception):
 
 
 def api_key() -> str | None:
-    """Return the key of all servers, whether started here or already running."""
-    return os.environ.get(KEY) or None
+    """Return the key of all servers, whether started here or already running.
+
+    Secrets that are read from files often end with a line break, which is no part of the key."""
+    key = os.environ.get(KEY, "").strip()
+    if not key.isprintable():  # no header could carry it
+        raise InputError(f"{KEY} holds a line break or another control character; set it to the key alone")
+    return key or None
 
 
 def new_session(*, timeout_s: float) -> aiohttp.ClientSession:

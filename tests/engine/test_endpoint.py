@@ -183,5 +183,9 @@ def test_the_key_comes_from_the_environment(protocol: Any, monkeypatch: pytest.M
         monkeypatch.delenv(KEY, raising=False)
         with pytest.raises(InputError, match=r"asks for a key .*; set EAGLE3_API_KEY in the environment"):
             complete(protocol(url))
-        monkeypatch.setenv(KEY, "k3y-0123456789")
-        assert complete(protocol(url), replace(REQUEST, seed=4)).token_ids == [7, 2]
+        for key in ("k3y-0123456789", "k3y-0123456789\n"):  # as from a file
+            monkeypatch.setenv(KEY, key)
+            assert complete(protocol(url), replace(REQUEST, seed=4)).token_ids == [7, 2]
+        monkeypatch.setenv(KEY, "k3y\n0123456789")
+        with pytest.raises(InputError, match="EAGLE3_API_KEY holds a line break"):
+            complete(protocol(url))
