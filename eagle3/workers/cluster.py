@@ -5,8 +5,10 @@ Ray restarts a lost actor, on another node if its own is gone; the failed call t
 
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -65,10 +67,13 @@ def connect(address: str | None) -> None:
         log.warning("the last Ray cluster of this machine, at %s, is gone: this machine becomes a new one", noted)
         address = "local"
     code = {"py_modules": [str(Path(eagle3.__file__).parent)]}
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address, runtime_env=code, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InputError(no_cluster(address, str(error).partition("\n")[0])) from None
+    if threading.current_thread() is threading.main_thread():  # only it may set handlers
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own prints a stack and aborts
 
 
 def unreachable(address: str) -> str | None:
@@ -164,8 +169,11 @@ class RayPool:
         worker = self.calls.pop(call)
         try:
             report = self.ray.get(call)
-        except self.ray.exceptions.RayActorError:
+        except self.ray.exceptions.RayActorError as error:
             report = None
+            if error.actor_init_failed:  # Ray does not try again: e.g. its log cannot be written there
+                reason = str(error).strip().splitlines()[-1]
+                report = Report("an unknown node", ready=False, error=f"it cannot start ({reason})")
         if report is not None and report.ready:
             self.ready.add(worker)
         else:

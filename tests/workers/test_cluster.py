@@ -5,6 +5,7 @@ KILLS=50 ROWS=1500 python -m pytest tests/workers/test_cluster.py    # the long 
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,38 @@ def test_a_cluster_whose_workers_die_makes_the_store_of_one_process(folder: Path
 
 
 NOTED = "echo 127.0.0.1:1 > /tmp/ray/ray_current_cluster"  # as a cluster that was killed leaves it
+
+
+def in_a_cluster(*command: str) -> subprocess.CompletedProcess[str]:
+    return run([*OWN_NETWORK, sys.executable, *command])
+
+
+def test_a_worker_whose_log_cannot_be_written_is_named_with_the_reason(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "here/prompts", tmp_path / "prompts")
+    (tmp_path / "logs/worker-0.log").mkdir(parents=True)
+    own = ["stages=[answers]", "workers=ray", "workers.gpus=0", "workers.count=1"]
+    done = in_a_cluster("precompute.py", *settings(folder, tmp_path), *own)
+    assert done.returncode == 1
+    assert "worker 0 on an unknown node: it cannot start (IsADirectoryError: " in done.stderr.splitlines()[-1]
+
+
+INTERRUPTED = """
+import os, signal, time
+from eagle3.cli import end_like_ctrl_c
+from eagle3.workers.cluster import connect
+signal.signal(signal.SIGTERM, end_like_ctrl_c)
+connect(None)
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("as by Ctrl-C")
+"""
+
+
+def test_sigterm_ends_a_command_with_a_cluster_like_ctrl_c() -> None:
+    done = in_a_cluster("-c", INTERRUPTED)
+    assert (done.returncode, done.stdout) == (0, "as by Ctrl-C\n")
 
 
 @pytest.mark.parametrize(
