@@ -137,6 +137,8 @@ def open_folder(place: str | Path, *, setting: str) -> Storage:
             f"{setting}={place} must be a local folder, or a URL of a bucket and a folder in it: "
             f"{', '.join(f'{each}://BUCKET/FOLDER' for each in SCHEMES)}"
         )
+    if "//" in parts.path.rstrip("/"):
+        raise InputError(f"{setting}={place} has a folder without a name; leave out the second slash")
     require_packages("obstore", extra="objects", needed_by=f"{setting}={place}")
     from eagle3.storage.object_store import Bucket
 

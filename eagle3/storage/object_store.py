@@ -157,6 +157,8 @@ class Bucket:
             if denied or re.match("40[013] ", reason):
                 raise InputError(f"{self._named(name)}: access is denied ({reason}); {ACCESS}") from None
             remedy = "run the same command again when the store can be reached: what is finished is kept"
+            if reason.startswith("404 "):  # of a file that is not there it would be FileNotFoundError
+                remedy = "make the bucket, or correct its name"
             raise InputError(f"{self._named(name)}: {reason}; {remedy}") from None
 
 

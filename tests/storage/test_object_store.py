@@ -161,6 +161,12 @@ def test_access_that_is_denied_names_the_credentials(proxy: FaultyProxy, url: st
         bucket(url).read("a.bin")
 
 
+def test_a_bucket_that_does_not_exist_is_not_waited_for(proxy: FaultyProxy, url: str) -> None:
+    proxy.fault = lambda number, method, path: "404"
+    with pytest.raises(InputError, match=r"data\.path: .*404 Not Found.*; make the bucket, or correct its name"):
+        bucket(url).names("*")
+
+
 def test_a_large_file_that_changes_while_it_is_read_is_no_mixture(
     server: RunningStore, proxy: FaultyProxy, url: str
 ) -> None:
@@ -183,6 +189,7 @@ def test_a_large_file_that_changes_while_it_is_read_is_no_mixture(
         ("s3://", "must be a local folder, or a URL of a bucket and a folder in it: s3://BUCKET/FOLDER"),
         ("s3://bucket", "must be a local folder, or a URL of a bucket and a folder in it"),
         ("ftp://host/folder", "must be a local folder, or a URL of a bucket and a folder in it"),
+        ("s3://bucket/run//folder", "has a folder without a name; leave out the second slash"),
         (f"s3://key:{SECRET}@bucket/folder", "is a URL with more than a bucket and a folder"),
         (f"az://container/folder?sig={SECRET}", "is a URL with more than a bucket and a folder"),
     ],
