@@ -292,6 +292,10 @@ def test_what_fails_before_the_task_is_one_line_too(tmp_path: Path) -> None:
         done = run_script("train", override)
         assert done.returncode == 1
         assert [line.startswith(message) for line in done.stderr.splitlines()] == [True], done.stderr
+    log = tmp_path / "logs/precompute.log"
+    log.mkdir(parents=True)
+    done = run_script("precompute", f"out_dir={tmp_path}", "target.path=TARGET", "stages=[answers]")
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {log}: Is a directory; give a path"), done.stderr
 
 
 ON_PATH = "give a path that exists and that you may read and write"
