@@ -27,14 +27,17 @@ POLL_S = 0.5
 ONE_TOKEN = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
 OPEN_HOSTS = ("0.0.0.0", "::")  # all addresses of the machine
 END_S = 5  # from the last sign of life to the end of the process
-# A guard process of each server. When our process is gone, even killed, it stops the server and deletes its scratch.
-# It is no child of ours: a Ray worker that is stopped kills its children, and would kill the guard first.
+# A guard process of each server. When our process is gone, even killed, it stops the server and deletes its scratch
+# and the file of the key. It is no child of ours: a Ray worker that is stopped kills its children, and would kill the
+# guard first.
 GUARD = """
 import contextlib, os, shutil, signal, sys, time
 if os.fork():
     os._exit(0)
 if sys.stdin.read():  # our process has stopped the server
     os._exit(0)
+with contextlib.suppress(OSError):
+    os.unlink(sys.argv[3])
 server, patience = int(sys.argv[1]), float(sys.argv[2])
 with contextlib.suppress(ProcessLookupError):
     os.kill(server, signal.SIGTERM)
@@ -44,7 +47,7 @@ with contextlib.suppress(ProcessLookupError):
         time.sleep(0.2)
 with contextlib.suppress(ProcessLookupError):
     os.killpg(server, signal.SIGKILL)
-for folder in sys.argv[3:]:
+for folder in sys.argv[4:]:
     shutil.rmtree(folder, ignore_errors=True)
 """
 
@@ -141,7 +144,8 @@ class Server:
                 )
             except OSError as error:
                 raise InputError(f"launch.python={self.command[0]} cannot be run: {error.strerror}") from error
-        watched = [self.process.pid, self.settings.stop_timeout_s, *([self.scratch] if self.scratch else [])]
+        scratch = [self.scratch] if self.scratch else []
+        watched = [self.process.pid, self.settings.stop_timeout_s, self._key_file, *scratch]
         guard = [sys.executable, "-S", "-c", GUARD, *map(str, watched)]
         self.guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
 

@@ -14,7 +14,7 @@ from protocol_server import ProtocolServer
 from serving_fixtures import launch_settings, serving, sglang_site, wait_until
 from stores import ROOT
 
-from eagle3.engine.client import ServerFailed, ask_now
+from eagle3.engine.client import KEY, ServerFailed, ask_now
 from eagle3.engine.command import launch_command
 from eagle3.engine.endpoint import is_reachable
 from eagle3.engine.process import Server
@@ -146,7 +146,7 @@ from pathlib import Path
 from eagle3.engine.process import Server
 from serving_fixtures import launch_settings
 folder = Path(sys.argv[1])
-sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]  # takes no notice of --config
 server = Server(launch_settings(folder, stop_timeout_s=1), sleep, log=folder / "server.log", name="it")
 server.scratch = folder / "scratch"
 server._start()
@@ -157,7 +157,7 @@ time.sleep(600)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_children", [False, True])
-def test_a_server_ends_with_a_parent_that_is_killed_and_its_scratch_is_deleted(
+def test_a_server_ends_with_a_parent_that_is_killed_and_its_files_are_deleted(
     tmp_path: Path, with_children: bool
 ) -> None:
     """Ray kills the children of a worker that it stops."""
@@ -165,17 +165,20 @@ def test_a_server_ends_with_a_parent_that_is_killed_and_its_scratch_is_deleted(
     (tmp_path / "scratch/rows.safetensors").touch()
     path = f"{ROOT}:{ROOT / 'tests'}"
     with subprocess.Popen(
-        [sys.executable, "-c", ORPHANED, tmp_path], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}
+        [sys.executable, "-c", ORPHANED, tmp_path],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": path, KEY: "k3y-0123456789"},
     ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert is_running(pid)
+        assert is_running(pid) and (tmp_path / "server.key.yaml").exists()
         if with_children:
             children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
             wait_until(lambda: [each for each in map(int, children.read_text().split()) if is_running(each)] == [pid])
             os.kill(pid, signal.SIGKILL)
         parent.kill()
-    wait_until(lambda: not is_running(pid) and not (tmp_path / "scratch").exists())
+    left = (tmp_path / "scratch", tmp_path / "server.key.yaml")
+    wait_until(lambda: not is_running(pid) and not any(path.exists() for path in left))
 
 
 def test_a_server_of_ours_is_not_asked_through_the_users_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
