@@ -183,9 +183,8 @@ def checked(token_ids: list[int], kind: Any, matched: Any, request: Request) -> 
     if len(token_ids) > request.max_new_tokens:
         raise ServerFailed("the answer is longer than sampling.max_new_tokens")
     if kind == "stop" and token_ids[-1] not in request.stop_ids:
-        if (
-            type(matched) is not int or matched not in request.stop_ids
-        ):  # some leave out the token that ended the answer, and name it
+        # Some servers leave out the token that ended the answer, and name it.
+        if type(matched) is not int or matched not in request.stop_ids:
             raise RequestRefused("its last token ends no turn of the target: check the server's stop tokens")
         token_ids.append(matched)
     if not request.stop_ids.isdisjoint(token_ids[:-1]):
