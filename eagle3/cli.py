@@ -152,7 +152,7 @@ def start(main: Callable[[], Any]) -> None:
     except (InputError, OSError, HydraException, OmegaConfBaseException) as error:
         exit_with(message_for_user(error) or wrong_override(error), 1)
     except ValueError as error:
-        if isinstance(error.__cause__, OSError):  # the log's file, which Python's logging cannot open
+        if isinstance(error.__cause__, OSError) and str(error).startswith("Unable to configure handler"):  # of the log
             exit_with(message_for_user(error.__cause__) or str(error.__cause__), 1)
         if not NOT_A_NAME.match(str(error)):
             raise

@@ -8,7 +8,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -56,10 +55,11 @@ class ServedAnswerer(Answerer):
             raise InputError("answers.urls is empty; give running servers, e.g. answers.urls=[http://127.0.0.1:8000]")
         if urls and head is not None:
             raise InputError(f"answers.head={head} is for servers that are started; running ones draft as they do")
-        if api_key() and (both := next((url for url in urls if "@" in urlsplit(url).netloc), None)):
+        with_user = [url for url in urls or [] if "@" in url.partition("://")[2].partition("/")[0]]
+        if with_user and api_key():
             raise InputError(
-                f"answers.urls: {both} holds a user, and {KEY} is set: a request carries only one of them; leave the "
-                f"other out"
+                f"answers.urls: {with_user[0]} holds a user, and {KEY} is set: a request carries only one of them; "
+                f"leave the other out"
             )
         self.settings, self.launch, self.folder = settings, launch, folder
         self.target, self.chat, self.sampling = target, chat, sampling

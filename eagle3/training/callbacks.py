@@ -101,7 +101,7 @@ class BestCheckpoint(ModelCheckpoint):
 class EarlyStopping(callbacks.EarlyStopping):
     """Ends a run that no longer improves.
 
-    A resumed run has the patience that it is given: Lightning would silently go on with the checkpoint's. The class has
+    A resumed run has the patience that it is given: Lightning would continue with the checkpoint's. The class has
     Lightning's name, which its state in a checkpoint is found by."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

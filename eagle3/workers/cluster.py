@@ -72,8 +72,10 @@ def connect(address: str | None) -> None:
         ray.init(address, runtime_env=code, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InputError(no_cluster(address, str(error).partition("\n")[0])) from None
-    if threading.current_thread() is threading.main_thread():  # only it may set handlers
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own prints a stack and aborts
+    finally:
+        in_main = threading.current_thread() is threading.main_thread()  # only it may set handlers
+        if in_main and on_sigterm is not None:  # None: not set from Python
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own prints a stack and aborts
 
 
 def unreachable(address: str) -> str | None:

@@ -161,7 +161,7 @@ def test_access_that_is_denied_names_the_credentials(proxy: FaultyProxy, url: st
         bucket(url).read("a.bin")
 
 
-def test_a_bucket_that_does_not_exist_is_not_waited_for(proxy: FaultyProxy, url: str) -> None:
+def test_a_bucket_that_does_not_exist_is_said_to_be_missing(proxy: FaultyProxy, url: str) -> None:
     proxy.fault = lambda number, method, path: "404"
     with pytest.raises(InputError, match=r"data\.path: .*404 Not Found.*; make the bucket, or correct its name"):
         bucket(url).names("*")

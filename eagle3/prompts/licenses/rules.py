@@ -60,7 +60,8 @@ class LicenseRules:
             unknown = {self._id(key) for key in _licensing().unknown_license_keys(expression)}
             return "license unknown" if unknown - self.allowed else f"license not allowed: {expression}"
         except UNPARSABLE:
-            parts = license.split(" AND ")  # a list with a part that no expression can have
+            # A list with a part that no expression can have; terms.all_of puts one with an `or` into parentheses.
+            parts = [re.sub(r"^\((.*)\)$", r"\1", part) for part in license.split(" AND ")]
             refusals = [self.license_refusal(part) for part in parts] if len(parts) > 1 else ["license unparsable"]
             return next(filter(None, refusals), None)
 

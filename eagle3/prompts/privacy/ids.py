@@ -146,7 +146,7 @@ SOMEBODYS = re.compile(r"\b(?:my|his|her|our|their|'s)(?: \w{1,12}){0,2} ?\Z", r
 IN_GROUPS = re.compile(r"\w+(?:[ ./+-]\w+)*")
 FEWEST_DIGITS, MOST_GROUPS, SHORTEST, LONGEST = 6, 5, 7, 24  # of a number; characters including separators
 PART = re.compile(r"[A-Z0-9](?:[./+-]?[A-Z0-9]){0,23}", re.IGNORECASE)  # numbers are written in groups
-# A number may follow at once where a script has no spaces between words: 身份证号1101…
+# A number may follow at once after letters of other scripts, which may have no spaces: 身份证号1101…
 NAME = re.compile(
     rf"(?<![^\W_])(?:{'|'.join([*PERSONAL.values(), ANY])})(?:(?![^\W_])|(?<![\x00-\u024f])(?=\d))", re.IGNORECASE
 )

@@ -9,7 +9,7 @@ from stores import CONF
 
 from eagle3.errors import InputError
 from eagle3.prompts.licenses.rules import LicenseCheck, LicenseRules
-from eagle3.prompts.licenses.terms import names_in, source_terms
+from eagle3.prompts.licenses.terms import all_of, names_in, source_terms
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.settings.prompts import LicenseSettings
 from eagle3.settings.types import validated
@@ -77,8 +77,11 @@ def test_the_refusal_of_a_licence_names_what_spdx_knows_and_never_quotes_the_row
 
 
 def test_named_terms_pass_whole_and_inside_expressions():
-    allowed = {"allowed_terms": ["Acme data terms 2026", "acme-terms", "Terms and conditions (Acme)"]}
-    for named in ("terms and conditions (acme)", "ACME  data terms 2026", "MIT AND acme-terms"):
+    allowed = {
+        "allowed_terms": ["Acme data terms 2026", "acme-terms", "Terms and conditions (Acme)", "Bits or Bytes v1!"]
+    }
+    listed = all_of(["MIT", "Bits or Bytes v1!"])
+    for named in ("terms and conditions (acme)", "ACME  data terms 2026", "MIT AND acme-terms", listed):
         assert verdict(named, **allowed) is None
     assert verdict("Other data terms", **allowed) == "license unknown"
 
