@@ -21,20 +21,25 @@ KEYS = {prefix: re.compile(body) for body, prefixes in {
     r"(?:proj-|svcacct-|admin-|ant-(?:api|admin)\d\d-|or-v1-)?[\w-]{32,200}": "sk-",
     r"[A-Za-z0-9]{24,247}": "sk_live_ sk_test_ rk_live_ pk_live_", r"[A-Za-z0-9]{32,64}": "whsec_",
     r"[\w-]{22}\.[\w-]{43}": "SG.", r"[A-Za-z0-9]{34}": "hf_", r"[\w-]{50,250}": "pypi-AgEIcHlwaS5vcmc",
-    r"[A-Za-z0-9]{52}": "gsk_", r"[A-Za-z0-9]{37,40}": "r8_", r"\w{70,90}": "xai-", r"[a-f0-9]{64}": "dop_v1_",
-    r"[a-f0-9]{32}": "shpat_ shpss_ dapi", r"[\w-]{22}": "sq0atp-", r"[\w-]{43}": "sq0csp-",
+    r"[A-Za-z0-9]{52}": "gsk_", r"[A-Za-z0-9]{37,40}": "r8_", r"\w{70,90}": "xai-",
+    r"[a-f0-9]{64}": "dop_v1_ doo_v1_ dor_v1_",
+    r"[a-f0-9]{32}": "shpat_ shpss_ shpca_ shppa_ dapi", r"[\w-]{22}": "sq0atp-", r"[\w-]{43}": "sq0csp- tgp_v1_",
     r"[A-Za-z0-9]{40}": "lin_api_", r"[A-Za-z0-9]{46}": "ntn_", r"[\w-]{24,150}": "hvs.",
     r"[a-f0-9]{24}-[a-f0-9]{34}": "PMAK-", r"[A-Z0-9]{27}": "NRAK-", r"[0-9A-Z]{58}": "AGE-SECRET-KEY-1",
     r"[A-Za-z0-9+/]{86}==": "AccountKey=", r"[\w-]{27}": "dckr_pat_", r"[a-z]{3,9}-\w{8,20}-\w{16,40}": "tskey-",
     r"[A-Za-z0-9]{20,250}": "EAACEdEose0cBA", r"[A-Za-z0-9]{12,20}": "LTAI", r"[A-Za-z0-9]{24,32}": "ATBB",
-    r"[\w-]{43,90}": "CFPAT-", r"[\w-]{26,32}": "NRII-",
+    r"[\w-]{43,90}": "CFPAT-", r"[\w-]{26,32}": "NRII-", r"[\w-]{60,72}": "nvapi-", r"[a-f0-9]{48}": "rubygems_",
+    r"[A-Za-z0-9]{32}_[a-f0-9]{8}": "glsa_", r"eyJ[\w+/-]{30,1000}={0,3}": "glc_ ops_", r"[\w-]{28,40}": "sb_secret_",
+    r"[a-f0-9]{32}_[a-f0-9]{10}": "lsv2_pt_ lsv2_sk_", r"[a-f0-9]{40}": "sbp_", r"\w{22}_[a-f0-9]{40}": "CCIPAT_",
+    r"[\w=-]{160,220}": "ATATT3xFfGF0", r"Ab8[\w-]{40,60}": "AQ.",
 }.items() for prefix in prefixes.split()}  # fmt: skip
-# Telegram, Twilio, Mailgun, Mailchimp; Discord, Facebook; Azure, Zoho, Salesforce
+# Telegram, Twilio, Mailgun, Mailchimp; Discord, Facebook; Azure, Zoho, Salesforce, Airtable
 OTHER_KEYS = re.compile(
     r"(?<!\w)\d{8,10}:[\w-]{35}(?![\w-])|(?:AC|SK)[a-f0-9]{32}|(?<![\w-])key-[a-f0-9]{32}|[0-9a-f]{32}-us\d{1,2}(?!\w)"
     r"|(?<![\w-])[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,38}(?![\w-])|(?<!\d)\d{15,16}\|[\w-]{27}(?![\w-])"
     r"|(?<![\w.~-])[\w.~-]{3}\dQ~[\w.~-]{31,34}(?![\w.~-]{2})"
-    r"|(?<!\w)1000\.[0-9a-f]{32}\.[0-9a-f]{32}|(?<!\w)00D\w{12,15}![\w.]{60,120}",
+    r"|(?<!\w)1000\.[0-9a-f]{32}\.[0-9a-f]{32}|(?<!\w)00D\w{12,15}![\w.]{60,120}"
+    r"|(?<!\w)pat[A-Za-z0-9]{14}\.[a-f0-9]{64}",
     re.ASCII,
 )
 

@@ -113,6 +113,22 @@ FOUND = {
     ],
     "MAC_ADDRESS": ["(see ⟦44-6C-B6-4B-93-0B⟧)", '"hwaddr": "⟦80b1.153f.dc0a⟧"'],
     "API_KEY": [
+        "⟦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⟧",
+        "⟦rubygems_02e8d28a79023c39c200661fccd268a29a0d347301ef56e6⟧",
+        "⟦glsa_uxIapYHZaNAR3zlT4BNLZ2mpkGCJNcQA_a9c22267⟧",
+        "⟦glc_eyJAmXXndI9le1kI3YLoJT6O0nPuMKvo8jMr8Y4emFaDGGCg9QPvtZQa05mfShL⟧",
+        "⟦sb_secret_7uEIOejp2nnERN66NvBERacPDCLSXhk⟧", "⟦sbp_42b4ea410fb9102f29a422eb14ab2f2d0f0cc022⟧",
+        "⟦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⟧",
+        "⟦CCIPAT_IfW152CtE8R0KHceR7N1aY_faea21818b904ce6087413e3b266f850f1578b5c⟧",
+        (
+            "⟦ATATT3xFfGF02ys5OFa75uYIcdMo46AYjkp4gy08VdUpNGu30zp7tHNP5YFTiy7UQ6t2BWgFCcVjaxRf6BNz3EbzCLiVry6IeJh"
+            "5uh1rsc84fl8sFwOchjS1ujoKhg16jQTqY9235nNT2J9ihRkfMaiHgAmYBiCh6ZizkHfFsKE7ida69z7ZRPefIVb50756⟧"
+        ),
+        "⟦AQ.Ab8wVgr1MzEeGBCwjng5keJMLHNL1KS7rGlDI8rdEwGUZdbgWbN⟧",
+        "⟦tgp_v1_mXAosC2MLadXvXZ6MmKGgyAU5Fz1t436o8ZkmMglVzw⟧",
+        "⟦doo_v1_8835c4abd5c652a9f30b1789a6c52cf63c03378ec16c03888ad3e21c5cf5f1df⟧",
+        "⟦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⟧",
+        "⟦pat90PmtHDnadHN3D.b43be4de8db4947f39b8868767611088d013782257bffb6aaf423e6ed8c4b4a9⟧",
         "- first\n- ⟦glpat-V1coaEGWg1fb2aLZL1Kt⟧\n- third", "⟦sk_live_4eC39HqLyjWDarjtT1zdp7dc⟧",
         "⟦key-0cc175b9c0f1b6a831c399e269772661⟧", "audd_key=⟦1234567890abcdef1234567890abcdef⟧",
         "transferwiseKEY=⟦abcdef01-2345-6789-abcd-ef0123456789⟧",
