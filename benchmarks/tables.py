@@ -204,7 +204,7 @@ def several_answers() -> str:
         cells = []
         for drafts in DRAFTS:
             heads = found[file]["greedy"][drafts]
-            one, *more = (heads[f"{answers} answer{'s' * (answers != 'one')}"] for answers in ("one", "four", "eight"))
+            one, *more = (heads[answers] for answers in ("one answer", "four answers", "eight answers"))
             cells.append(" -> ".join([f"{one['accept_length']:.2f}", *map(bold_if_sure, more)]))
         rows.append([title, *cells])
     return markdown(f"prompts | {' | '.join(DRAFTS)}", rows)

@@ -280,7 +280,7 @@ class LastSettings(TypedDict):
     min_seconds: NotNegative
 
 
-@part_of("eagle3.training.callbacks.EarlyStopping", "lightning.pytorch.callbacks.EarlyStopping", config=OPEN)
+@part_of("eagle3.training.callbacks.EarlyStopping", config=OPEN)
 class EarlyStopping(Monitoring):
     strict: bool
     patience: Count

@@ -54,12 +54,6 @@ def test_a_shard_of_another_store_is_refused(store_path: Path, tmp_path: Path, w
         open_store(store_path)
 
 
-def test_the_index_of_another_shard_is_named_by_its_file(store_path: Path) -> None:
-    shutil.copy(store_path / "shard-000000.index", store_path / "shard-000001.index")
-    with pytest.raises(InputError, match=r"shard-000001\.index is an index that does not belong to manifest\.json"):
-        open_store(store_path)
-
-
 def test_a_store_of_another_format_is_refused(store_path: Path) -> None:
     edit_json(store_path / "manifest.json", format_version=99)
     with pytest.raises(InputError, match="format_version=99"):

@@ -15,7 +15,7 @@ from eagle3.settings.prompts import PhoneSettings
 
 LOCAL_PART = re.compile(r"[\w.!#$%&'*+^`{|}~-]{1,64}")  # on the reversed text before the @
 DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,62})\.){1,8}(?:xn--[a-z0-9-]{2,59}|[^\W\d_]{2,24})", re.IGNORECASE)
-ASCII_DOMAIN = re.compile(DOMAIN.pattern, re.IGNORECASE | re.ASCII)  # Chinese goes on without a space: a@b.com谢谢
+ASCII_DOMAIN = re.compile(DOMAIN.pattern, re.IGNORECASE | re.ASCII)  # Chinese may follow without a space: a@b.com谢谢
 EMAIL_EDGES = ".!#$%&'*+^`{|}~-"  # quotes, list marks and the like around a local part
 AT = re.compile("@|%40")  # the second in a URL's query
 URL_ACCOUNT = re.compile(r"://[^\s/?#@]{0,128}\Z")  # user@host in a URL is for passwords.url_passwords
