@@ -14,7 +14,7 @@ import aiohttp
 from eagle3.answers.answerer import Answerer
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import Dialogue
-from eagle3.engine.client import KEY, RequestRefused, ServerFailed, api_key, new_session
+from eagle3.engine.client import KEY, RequestRefused, ServerFailed, allow_connections, api_key, new_session
 from eagle3.engine.draft import Draft
 from eagle3.engine.endpoint import ENDPOINTS, Endpoint, Request
 from eagle3.engine.local_servers import servers_of, serving
@@ -69,6 +69,8 @@ class ServedAnswerer(Answerer):
         with ExitStack() as stack:
             started = [] if self.settings.urls else self._started(stack)
             urls = self.settings.urls or [server.url for server in started]
+            places = f"answers.in_flight={self.settings.in_flight} for each of {len(urls)} servers"
+            allow_connections(self.settings.in_flight * len(urls), setting=places)
             self.runner = stack.enter_context(asyncio.Runner())
             session = self.runner.run(_open(self.settings.timeout_s))
             stack.callback(lambda: self.runner.run(session.close()))

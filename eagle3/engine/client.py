@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from eagle3.errors import InputError
 
 KEY = "EAGLE3_API_KEY"  # the environment variable that holds the key
 IDLE_S = 2.0  # servers close a connection that was idle for 5 s; a request that meets this fails
+OTHER_FILES = 256  # that this process may have open besides its connections
 LONGEST_LINE = 16 * 2**20  # bytes: each event of a stream repeats the whole answer so far
 
 
@@ -44,6 +46,21 @@ def new_session(*, timeout_s: float) -> aiohttp.ClientSession:
         read_bufsize=LONGEST_LINE,
         headers={"Authorization": f"Bearer {key}"} if (key := api_key()) else {},
     )
+
+
+def allow_connections(count: int, *, setting: str) -> None:
+    """Raise this process's own limit of open files, 1024 on most machines, to what so many connections need; InputError
+    where the machine does not let it."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + OTHER_FILES
+    if limit == resource.RLIM_INFINITY or limit >= needed:
+        return
+    if most != resource.RLIM_INFINITY and most < needed:
+        raise InputError(
+            f"{setting} makes {count} connections, and this process may open {most} files; lower it, or raise the "
+            f"limit (ulimit -Hn) to {needed}"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
 
 
 @asynccontextmanager

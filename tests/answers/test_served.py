@@ -1,5 +1,6 @@
 """Answers of a server are those of the target in this process, whatever happens to the servers meanwhile."""
 
+import resource
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -219,6 +220,19 @@ def test_a_run_ends_once_all_servers_that_it_started_have_ended(ask: Ask, tmp_pa
     settings = launch_settings(site, check=False, env=environment(site, "12"))
     with pytest.raises(InputError, match=r"server 0 has ended \(exit status .*is kept: run the same command again"):
         ask([], launch=settings, servers=1, attempts=100)
+
+
+def test_places_beyond_the_usual_limit_of_open_files_are_taken_or_refused_in_one_line(
+    ask: Ask, server: ProtocolServer, expected: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, taken = (1024, 4096), list[Any]()
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda *limit: taken.append(limit))
+    with serving(server) as url:
+        with pytest.raises(InputError, match=r"answers\.in_flight=640 for each of 7 servers .* may open 4096 files"):
+            ask([url] * 7, in_flight=640)
+        assert ask([url] * 2, in_flight=640) == expected
+    assert taken == [(resource.RLIMIT_NOFILE, (1536, 4096))]
 
 
 @pytest.mark.parametrize(
