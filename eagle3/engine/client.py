@@ -128,6 +128,5 @@ def _failure(url: str, response: aiohttp.ClientResponse, content: bytes) -> Exce
     message = f"HTTP {response.status} {response.reason}: {message_of(content)}"
     if response.status in (401, 403):
         return InputError(f"{url} asks for a key ({message}); set {KEY} in the environment")
-    if response.status in (408, 429) or response.status >= 500:
-        return ServerFailed(message)
-    return RequestRefused(message)
+    # Any other status, also 404, is of a server that is down, or is no longer the one that it was.
+    return (RequestRefused if response.status in (400, 413, 422) else ServerFailed)(message)

@@ -107,7 +107,7 @@ def test_an_answer_that_is_not_what_was_asked_for_is_no_answer(
 
 @by_protocol
 @pytest.mark.parametrize(
-    ("status", "kind"), [(400, RequestRefused), (404, RequestRefused), (429, ServerFailed), (503, ServerFailed)]
+    ("status", "kind"), [(400, RequestRefused), (404, ServerFailed), (429, ServerFailed), (503, ServerFailed)]
 )
 def test_a_status_says_whether_another_server_may_answer(protocol: Any, status: int, kind: type[Exception]) -> None:
     server = answering([7, 2], "stop")
