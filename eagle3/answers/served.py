@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -78,7 +79,8 @@ class ServedAnswerer(Answerer):
             endpoints = [self.endpoint(url, model=model) for url in urls]
             self.runner.run(self._require_same_target(session, endpoints))
             limits = {key: getattr(self.settings, key) for key in ("in_flight", "attempts", "give_up_s")}
-            self.pool = Pool(endpoints, session, setting="answers", processes=started, **limits)
+            check = partial(self._require_same_model, session)  # it may have started again with another model
+            self.pool = Pool(endpoints, session, setting="answers", processes=started, check=check, **limits)
             self.up = stack.pop_all()
         return self
 
@@ -113,13 +115,7 @@ class ServedAnswerer(Answerer):
             log.info("the chat template reads the clock, and chat.date pins it here: not compared with the servers'")
         for endpoint in endpoints:
             try:
-                await require_same_model(
-                    session,
-                    endpoint,
-                    path=self.target.path,
-                    hash_of_config=self.target.identity.config_hash,
-                    served_as=self.settings.served_as,
-                )
+                await self._require_same_model(session, endpoint)
                 await require_same_tokens(
                     session,
                     endpoint,
@@ -134,6 +130,15 @@ class ServedAnswerer(Answerer):
                 ) from None
         if len(endpoints) > 1:
             await require_same_weights(session, endpoints, sentence_ids)
+
+    async def _require_same_model(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> None:
+        await require_same_model(
+            session,
+            endpoint,
+            path=self.target.path,
+            hash_of_config=self.target.identity.config_hash,
+            served_as=self.settings.served_as,
+        )
 
     def __call__(self, take: Take[Dialogue], progress: Progress) -> Iterator[list[Dialogue]]:
         ended = asyncio.Queue[asyncio.Task[None]]()

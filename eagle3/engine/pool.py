@@ -54,14 +54,16 @@ class Pool(Generic[AnyEndpoint]):
         give_up_s: float,
         setting: str,
         processes: Sequence[Server] = (),
+        check: Callable[[AnyEndpoint], Awaitable[None]] | None = None,
     ) -> None:
         """`in_flight`: requests that a server has at a time; `attempts`: of one request; `give_up_s`: without any
         server that works; `setting`: the group of these keys; `processes`: those of the servers if they were started
-        here; once ended, they do not come back."""
+        here; once ended, they do not come back; `check`: of a server that failed, before it is asked again."""
         started: Sequence[Server | None] = processes or [None] * len(endpoints)
         self.members = [Member(*each) for each in zip(endpoints, started, strict=True)]
         self.session = session
         self.in_flight, self.attempts, self.give_up_s, self.setting = in_flight, attempts, give_up_s, setting
+        self.check = check
         self.waiting: dict[asyncio.Future[None], None] = {}  # for a place, the oldest first
         self.down_since: float | None = None
 
@@ -155,6 +157,8 @@ class Pool(Generic[AnyEndpoint]):
                 await asyncio.sleep(min(POLL_S, rest))
             try:
                 async with asyncio.timeout(PROBE_S):
+                    if self.check is not None:
+                        await self.check(member.endpoint)
                     await member.endpoint.complete(self.session, Request([0]))
             except (ServerFailed, TimeoutError):
                 continue

@@ -180,6 +180,20 @@ def test_a_server_of_another_target_is_refused_before_it_answers(
     assert server.received == []
 
 
+@pytest.mark.parametrize("name", ["sglang", "openai"])
+def test_a_server_that_comes_back_with_another_model_is_not_asked(ask: Ask, server: ProtocolServer, name: str) -> None:
+    def restart(number: int) -> Any:
+        if number != 12:
+            return None
+        server.arguments["model_path"] = "/another"
+        return web.Response(status=502)
+
+    server.fault = restart
+    with serving(server) as url, pytest.raises(InputError, match="serves /another, the target is"):
+        ask([url], name=name, attempts=100)
+    assert len(server.received) < 12 + 4
+
+
 def test_servers_of_the_same_name_with_other_weights_are_told_apart(ask: Ask, server: ProtocolServer) -> None:
     def otherwise(*arguments: Any) -> dict[str, Any]:
         answer = server.decode(*arguments)
