@@ -22,6 +22,10 @@ class ServerFailed(Exception):
     """The server is down, busy, slow or broken: another server, or the same one later, may answer."""
 
 
+class ServerBusy(ServerFailed):
+    """The server works, and has as many requests as it takes."""
+
+
 class RequestRefused(Exception):
     """The server works but does not answer this request; no other server would."""
 
@@ -128,5 +132,7 @@ def _failure(url: str, response: aiohttp.ClientResponse, content: bytes) -> Exce
     message = f"HTTP {response.status} {response.reason}: {message_of(content)}"
     if response.status in (401, 403):
         return InputError(f"{url} asks for a key ({message}); set {KEY} in the environment")
+    if response.status == 429:
+        return ServerBusy(message)
     # Any other status, also 404, is of a server that is down, or is no longer the one that it was.
     return (RequestRefused if response.status in (400, 413, 422) else ServerFailed)(message)

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import aiohttp
 
-from eagle3.engine.client import RequestRefused, ServerFailed
+from eagle3.engine.client import RequestRefused, ServerBusy, ServerFailed
 from eagle3.engine.endpoint import Answer, Endpoint, Request
 from eagle3.engine.process import Server
 from eagle3.errors import InputError
@@ -77,13 +77,15 @@ class Pool(Generic[AnyEndpoint]):
     async def run(self, ask: Callable[[AnyEndpoint], Awaitable[Result]]) -> Result:
         """Return what a server answers. RequestRefused: by a server, or after `attempts`; InputError where all servers
         are gone."""
-        reason = ""
-        for _ in range(self.attempts):
+        reason, failed, busy_until = "", 0, time.monotonic() + self.give_up_s
+        while failed < self.attempts:
             member = await self._take()
             try:
                 result = await ask(member.endpoint)
             except ServerFailed as failure:
                 reason = str(failure)
+                busy = isinstance(failure, ServerBusy) and time.monotonic() < busy_until
+                failed += not busy  # a busy server says nothing of this request, unless it does so for long
                 self._failed(member, reason)
             else:
                 member.answered += 1

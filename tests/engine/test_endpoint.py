@@ -11,7 +11,7 @@ from protocol_server import ProtocolServer
 from serving_fixtures import free_port, serving
 
 from eagle3.engine import client
-from eagle3.engine.client import KEY, RequestRefused, ServerFailed, ask, new_session
+from eagle3.engine.client import KEY, RequestRefused, ServerBusy, ServerFailed, ask, new_session
 from eagle3.engine.endpoint import Answer, Endpoint, OpenAICompletions, Request, SGLang
 from eagle3.errors import InputError
 
@@ -107,7 +107,7 @@ def test_an_answer_that_is_not_what_was_asked_for_is_no_answer(
 
 @by_protocol
 @pytest.mark.parametrize(
-    ("status", "kind"), [(400, RequestRefused), (404, ServerFailed), (429, ServerFailed), (503, ServerFailed)]
+    ("status", "kind"), [(400, RequestRefused), (404, ServerFailed), (429, ServerBusy), (503, ServerFailed)]
 )
 def test_a_status_says_whether_another_server_may_answer(protocol: Any, status: int, kind: type[Exception]) -> None:
     server = answering([7, 2], "stop")

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from eagle3.engine import pool as pool_module
-from eagle3.engine.client import RequestRefused, ServerFailed
+from eagle3.engine.client import RequestRefused, ServerBusy, ServerFailed
 from eagle3.engine.endpoint import Answer, Request
 from eagle3.engine.pool import Pool
 from eagle3.errors import InputError
@@ -68,6 +68,14 @@ def test_requests_are_spread_and_no_server_gets_more_than_its_places() -> None:
     assert [answer.token_ids for answer in answers] == [[number] for number in range(300)]  # type: ignore[union-attr]
     assert [server.most for server in servers] == [4, 4, 4]
     assert min(server.asked for server in servers) > 60 and reports == []
+
+
+def test_requests_that_a_busy_server_sends_away_wait_for_it() -> None:
+    busy = Scripted("a", lambda number: ServerBusy("HTTP 429") if number < 40 else None)
+    answers = ask_all([busy], 50, attempts=1)
+    assert all(isinstance(answer, Answer) for answer in answers)
+    always = Scripted("a", lambda number: ServerBusy("HTTP 429") if number % 2 else None)  # but for a single token
+    assert isinstance(ask_all([always], 1, give_up_s=2)[0], RequestRefused)
 
 
 def test_what_a_dying_server_had_is_answered_by_the_others_once() -> None:
