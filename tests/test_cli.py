@@ -162,7 +162,7 @@ def test_a_run_is_resumed_in_its_folder(
     epochs = [line.split(",")[0] for line in (run / "metrics.csv").read_text().splitlines()[1:]]
     assert set(epochs) == {"0", "1", "2"}
     call(*resume)
-    assert "has all steps of trainer.max_epochs, max_steps or max_time: none added" in caplog.text
+    assert "max_steps, max_time or callbacks.early_stopping: none added" in caplog.text
 
 
 def test_fewer_epochs_than_a_checkpoint_has_are_one_line_and_cost_a_finished_run_nothing(

@@ -82,7 +82,7 @@ def train_alone(config: DictConfig) -> float:
     finally:
         close(loggers, "success" if trainer.state.finished else "aborted")
     if trainer.global_step == resume_step:
-        bounds = "trainer.max_epochs, max_steps or max_time"
+        bounds = "trainer.max_epochs, max_steps, max_time or callbacks.early_stopping"
         log.warning("ckpt_path=%s has all steps of %s: none added", config.ckpt_path, bounds)
     return report(trainer)
 

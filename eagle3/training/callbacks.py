@@ -107,6 +107,11 @@ class EarlyStopping(callbacks.EarlyStopping):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict | {"patience": self.patience})
 
+    def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """End a run at once that has ended before: it would train on to its next validation."""
+        kept = checkpoint["callbacks"].get(self.state_key, {})
+        trainer.should_stop = kept.get("wait_count", 0) >= self.patience
+
 
 class Stop(Enum):
     """Progress of a stop by a signal. A signal handler moves only NO to SIGNALLED, so none is lost."""

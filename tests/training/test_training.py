@@ -502,6 +502,13 @@ def test_a_resumed_run_has_the_patience_that_it_is_given(train: Start) -> None:
     assert rest.trainer.current_epoch == first.trainer.current_epoch + 3
 
 
+def test_a_run_that_early_stopping_has_ended_is_not_trained_on(train: Start) -> None:
+    settings = ("optim.lr=1e-9", "trainer.max_epochs=20", "callbacks.early_stopping.patience=2")
+    first = train("run", *settings).fit()
+    again = train("run", *settings, f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
+    assert again.trainer.global_step == first.trainer.global_step
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
