@@ -145,7 +145,8 @@ class FeatureData(lightning.LightningDataModule):
                 f"ckpt_path: that run stopped after pack {earlier} of an epoch, in the middle of a step of "
                 f"trainer.accumulate_grad_batches={now['micro_batches']}; resume with {then['micro_batches']}"
             )
-        log.info("%d ranks instead of %d: the rest of the epoch is planned again", now["ranks"], then["ranks"])
+        spread = "ranks=%d and trainer.accumulate_grad_batches=%d"
+        log.info(f"{spread} instead of {spread}: the rest of the epoch is planned again", *now.values(), *then.values())
         return {"epoch": state_dict["epoch"], "consumed": 0, "before": before}
 
     def _resumed_in(self, epoch: int) -> dict[str, Any]:

@@ -97,6 +97,17 @@ def test_a_step_that_would_be_cut_is_refused(store: Path) -> None:
         data_of(store, data.state_dict(), accumulate_grad_batches=2)
 
 
+def test_the_log_says_with_which_other_steps_an_epoch_is_planned_again(
+    store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = data_of(store)
+    loader = iter(data.train_dataloader())
+    next(loader), next(loader)
+    with caplog.at_level("INFO"):
+        data_of(store, data.state_dict(), accumulate_grad_batches=2)
+    assert "ranks=1 and trainer.accumulate_grad_batches=2 instead of ranks=1 and" in caplog.text
+
+
 def train(run: Path, devices: int, *, stopped: bool, strategy: str = "ddp") -> dict[str, Any]:
     """Train the epoch, or a few steps of it; return what last.ckpt says then."""
     last, log = run / "checkpoints/last.ckpt", run.with_suffix(".log")
@@ -123,9 +134,9 @@ def test_a_training_continues_with_more_processes_and_with_fewer(tmp_path: Path)
     write_store(tmp_path / "store", random_samples(600))
     run = tmp_path / "run"
     lives = [train(run, 1, stopped=True), train(run, 2, stopped=True)]
-    assert "2 ranks instead of 1: the rest of the epoch is planned again" in run.with_suffix(".log").read_text()
+    assert "ranks=2 and trainer.accumulate_grad_batches=1 instead of ranks=1 and" in run.with_suffix(".log").read_text()
     lives.append(train(run, 1, stopped=False, strategy="fsdp"))  # restores after it has counted the packs of the epoch
-    assert "1 ranks instead of 2: the rest of the epoch is planned again" in run.with_suffix(".log").read_text()
+    assert "ranks=1 and trainer.accumulate_grad_batches=1 instead of ranks=2 and" in run.with_suffix(".log").read_text()
     states = [each["FeatureData"] for each in lives]
     assert [state["epoch"] for state in states] == [0, 0, 0]
     assert [len(state["before"]) for state in states] == [0, 1, 2]
