@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from eagle3.adapters.library import Library
 
@@ -101,3 +102,8 @@ def _epoch_counts(trainer: lightning.Trainer) -> tuple[Any, Any]:
 def is_no_validation(error: ValueError) -> bool:
     """Tell whether Lightning refuses a val_check_interval that is longer than an epoch, by its only sign, the text."""
     return "`val_check_interval`" in str(error)
+
+
+def is_too_small_share(error: MisconfigurationException) -> bool:
+    """Tell whether Lightning refuses a share of the batches that is less than one, by its only sign, the text."""
+    return "You requested to check" in str(error)

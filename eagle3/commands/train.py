@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from eagle3 import cli
 from eagle3.adapters.hydra import in_sweep
-from eagle3.adapters.lightning import is_no_validation, require_lightning
+from eagle3.adapters.lightning import is_no_validation, is_too_small_share, require_lightning
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import SampleFilter
 from eagle3.errors import InputError, require_packages
@@ -210,6 +210,10 @@ def fit(trainer: lightning.Trainer, module: HeadTraining, data: FeatureData, **r
     """Train. Lightning alone knows how long an epoch is when it counts the steps; its error is said with our keys."""
     try:
         trainer.fit(module, datamodule=data, **resuming)
+    except MisconfigurationException as error:
+        if not is_too_small_share(error):
+            raise
+        raise InputError(f"trainer.* leaves no batch: {error}") from None
     except ValueError as error:
         if not is_no_validation(error):
             raise
