@@ -25,6 +25,7 @@ from typing import Any, NoReturn, TypeVar
 import hydra.utils
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
+from yaml import YAMLError
 
 from eagle3 import ROOT, __version__
 from eagle3.adapters.hydra import (
@@ -151,6 +152,8 @@ def start(main: Callable[[], Any]) -> None:
         exit_with("interrupted", 130)
     except (InputError, OSError, HydraException, OmegaConfBaseException) as error:
         exit_with(message_for_user(error) or wrong_override(error), 1)
+    except YAMLError as error:
+        exit_with(f"a config is not valid YAML: {error}; correct that file", 1)
     except ValueError as error:
         if isinstance(error.__cause__, OSError) and str(error).startswith("Unable to configure handler"):  # of the log
             exit_with(message_for_user(error.__cause__) or str(error.__cause__), 1)

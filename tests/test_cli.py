@@ -356,6 +356,14 @@ def test_a_training_without_a_validation_is_named(
     assert re.search(line, caplog.text + message)
 
 
+def test_a_config_that_is_not_yaml_is_one_line_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "loss").mkdir()
+    (tmp_path / "loss" / "cut.yaml").write_text("divergence: [1,\n")
+    done = run_script("train", "--config-dir", str(tmp_path), "loss=cut")
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: a config is not valid YAML: .*loss/cut\.yaml.*line 2.*\n", done.stderr)
+
+
 def test_a_training_without_an_account_of_wandb_is_one_line(
     world: World, fails: Fails, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
