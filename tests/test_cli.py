@@ -356,6 +356,12 @@ def test_a_training_without_a_validation_is_named(
     assert re.search(line, caplog.text + message)
 
 
+def test_the_report_of_a_profiler_is_logged(world: World, call: Call, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    call("train", f"data.path={world.store}", "ttt_steps=1", "+trainer.fast_dev_run=true", "+trainer.profiler=simple")
+    assert "run_training_epoch" in caplog.text
+
+
 def test_a_config_that_is_not_yaml_is_one_line_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "loss").mkdir()
     (tmp_path / "loss" / "cut.yaml").write_text("divergence: [1,\n")

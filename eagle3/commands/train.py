@@ -77,6 +77,8 @@ def train_alone(config: DictConfig) -> float:
     try:
         fit(trainer, module, data, ckpt_path=config.ckpt_path, weights_only=True)
         log_lineage(loggers, trainer.checkpoint_callback, data.source)
+        if profile := trainer.profiler.summary():  # type: ignore[attr-defined]
+            log.info("%s", profile)  # Lightning's own line is silenced with its hints
     except SystemExit:
         raise KeyboardInterrupt from None  # which Lightning hides, before the first step
     finally:
