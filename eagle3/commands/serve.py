@@ -15,7 +15,7 @@ from eagle3.answers.build import chat_of
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
 from eagle3.head_files.files import MAKE_HEAD, read_files
-from eagle3.head_files.finding import Finding, findings_table, require_no_errors
+from eagle3.head_files.finding import Finding, findings_table, has_errors, require_no_errors
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.checks import check_export, check_head
 from eagle3.serving.check.prompts import file_prompts, longest_prompt, prompt_source
@@ -51,20 +51,26 @@ def export_head(config: DictConfig) -> None:
     trained = export.read_trained(export.find_checkpoint(run=config.run, checkpoint=config.checkpoint))
     context = trained.target_config.max_position_embeddings
     longest_prompt(context, max_new_tokens=how.max_new_tokens, steps=how.steps)
-    export.export_head(trained, head, versions=cli.provenance())
+    with export.atomic_folder(head) as new:  # what is there stays until this head is checked
+        measurer = exports_measurer(config, trained)
+        export.export_head(trained, new, versions=cli.provenance())
+        findings = check_export(trained, new, measurer)
+        write_card(read_files(new), trained.settings, draft_of(config))
+        if has_errors(findings):
+            log.warning("head=%s is not written, and what was there is left alone", head)
+        conclude(findings, config)
+
+
+def exports_measurer(config: DictConfig, trained: export.TrainedHead) -> Measurer | str:
+    """Return a measurer, or why there is none: the target of the training is gone."""
     target = export.target_settings(cli.plain(config.target), trained)
-    measurer: Measurer | str
     try:
         read_target_files(**target)
     except InputError as absent:
         if config.target.path is not None:
             raise
-        measurer = f"{absent} (target.path is the one recorded at training)"
-    else:
-        measurer = make_measurer(config, target)
-    findings = check_export(trained, head, measurer)
-    write_card(read_files(head), trained.settings, draft_of(config))
-    conclude(findings, config)
+        return f"{absent} (target.path is the one recorded at training)"
+    return make_measurer(config, target)
 
 
 def check(config: DictConfig) -> None:

@@ -1,5 +1,6 @@
 """serve.py: export, check and decode as a user meets them, and its settings."""
 
+import copy
 import json
 import shlex
 from dataclasses import replace
@@ -53,6 +54,20 @@ def test_a_wrong_option_of_an_export_is_an_error_and_no_reason_to_skip_the_measu
     config = serve_config("action=export", f"run={tmp_path}/run", f"head={tmp_path}/head", *wrong)
     with pytest.raises(InputError, match=message):
         export_action(config)
+    assert not (tmp_path / "head").exists()
+
+
+def test_an_older_head_stays_where_a_new_one_fails_its_checks(
+    trained_on_tiny: TrainedHead, exported: Path, tiny_path: Path, tmp_path: Path
+) -> None:
+    broken = replace(trained_on_tiny, head=copy.deepcopy(trained_on_tiny.head))
+    broken.head.fc.weight.data[0, 0] = torch.nan
+    save_run(tmp_path / "run", broken, target=str(tiny_path))
+    before = {path.name: path.read_bytes() for path in exported.iterdir()}
+    with pytest.raises(InputError, match="must not be served: reload, tensors"):
+        export_action(serve_config("action=export", f"run={tmp_path}/run", f"head={exported}"))
+    assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
+    assert [path.name for path in exported.parent.iterdir() if path.name.startswith(".")] == []
 
 
 def test_the_window_of_the_config_reaches_servers_and_the_decoder() -> None:
