@@ -69,6 +69,6 @@ def has_errors(findings: list[Finding]) -> bool:
 
 def require_no_errors(findings: list[Finding], head: str) -> None:
     """Raise InputError if there is an error, at the end of a run that has shown the table."""
-    errors = [finding.check for finding in findings if finding.level == "error"]
+    errors = dict.fromkeys(finding.check for finding in findings if finding.level == "error")
     if errors:
         raise InputError(f"head={head} must not be served: {', '.join(errors)}: see the errors in the table above")
