@@ -9,10 +9,11 @@ from omegaconf import DictConfig
 from scripts import composed
 from serving_fixtures import sglang_site
 
-from eagle3.commands.precompute import STAGES, check_ahead, choose_engine
+from eagle3.commands.precompute import STAGES, check_ahead, choose_engine, precompute
 from eagle3.errors import InputError
 from eagle3.settings.check import check_settings
 from eagle3.settings.precomputing import STAGES as NAMES
+from eagle3.storage.lock import hold
 
 
 def config_of(target: Path, *overrides: str) -> DictConfig:
@@ -59,3 +60,10 @@ def test_auto_takes_the_engine_where_it_and_a_gpu_are(
 
 def test_every_stage_that_can_be_chosen_is_there() -> None:
     assert set(STAGES) == set(NAMES)
+
+
+def test_two_out_dirs_do_not_write_one_store_at_a_time(tiny_path: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    given = (f"out_dir={tmp_path}/second", f"features.path={store}", "features=huggingface", "stages=[features]")
+    with hold(store), pytest.raises(InputError, match=rf"{store} is being written by process .*; wait for it"):
+        precompute(config_of(tiny_path, *given))

@@ -34,8 +34,8 @@ def precompute(config: DictConfig) -> None:
     check_ahead(config, stages)
     try:
         with ExitStack() as held:
-            for folder in dict.fromkeys(stage.writes for stage in stages if stage.writes):
-                held.enter_context(hold(Path(config.out_dir) / folder))
+            for folder in dict.fromkeys(stage.folder(config) for stage in stages if stage.writes):
+                held.enter_context(hold(folder))
             for stage in stages:
                 stage.run(config)
     except KeyboardInterrupt:
@@ -51,6 +51,11 @@ class Stage:
     writes: str | None = None
     needs_target = False
     uses_engine = False  # answers=auto and features=auto are resolved for it
+
+    def folder(self, config: DictConfig) -> Path:
+        """Return the folder on this machine that one process at a time may write."""
+        assert self.writes is not None
+        return Path(config.out_dir) / self.writes
 
     def reads(self, config: DictConfig) -> tuple[str, ...]:
         """Return the keys, or groups of keys, that have an effect on this stage."""
@@ -143,6 +148,10 @@ class FeaturesStage(Stage):
     writes = "features"
     needs_target = True
     uses_engine = True
+
+    def folder(self, config: DictConfig) -> Path:
+        path = config.features.path
+        return super().folder(config) if path is None or "://" in path else Path(path)  # in a bucket: out_dir's
 
     def reads(self, config: DictConfig) -> tuple[str, ...]:
         return "target", "features", "workers", *(("launch",) if config.features.engine else ())
