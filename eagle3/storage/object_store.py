@@ -159,6 +159,8 @@ class Bucket:
             remedy = "run the same command again when the store can be reached: what is finished is kept"
             if reason.startswith("404 "):  # of a file that is not there it would be FileNotFoundError
                 remedy = "make the bucket, or correct its name"
+            if reason == ELSEWHERE:
+                remedy = "set AWS_DEFAULT_REGION to the bucket's region"
             raise InputError(f"{self._named(name)}: {reason}; {remedy}") from None
 
 
@@ -219,10 +221,14 @@ ACCESS = (
     "GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY) or a role"
 )
 
+ELSEWHERE = "the bucket is in another region"
+
 
 def _reason(error: Exception) -> str:
     """Say what went wrong in words that hold no secret: no URL, whose query may be signed, and no answer's body."""
     text = str(error)
+    if "redirect without LOCATION" in text:
+        return ELSEWHERE
     parts = [
         *re.findall(r"status code: (\d+ [A-Za-z ]+)", text)[:1],
         *re.findall(r"<Code>(\w+)</Code>", text)[:1],

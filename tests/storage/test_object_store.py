@@ -167,6 +167,12 @@ def test_a_bucket_that_does_not_exist_is_said_to_be_missing(proxy: FaultyProxy, 
         bucket(url).names("*")
 
 
+def test_a_bucket_of_another_region_is_told_as_that(proxy: FaultyProxy, url: str) -> None:
+    proxy.fault = lambda number, method, path: "301"  # without a location
+    with pytest.raises(InputError, match=r"is in another region; set AWS_DEFAULT_REGION to the bucket's region"):
+        bucket(url).size("x")
+
+
 def test_a_large_file_that_changes_while_it_is_read_is_no_mixture(
     server: RunningStore, proxy: FaultyProxy, url: str
 ) -> None:
