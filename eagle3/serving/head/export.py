@@ -11,6 +11,7 @@ from typing import Any
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.registry import kind_named
+from eagle3.head_files.files import INDEX
 from eagle3.head_files.format import is_exported_head, save_head
 from eagle3.head_files.record import HeadRecord, StoreRecord, write_record
 from eagle3.storage.files import sha256_file
@@ -129,9 +130,15 @@ def atomic_folder(directory: Path) -> Iterator[Path]:
 
 
 def require_replaceable(directory: Path) -> None:
-    """Raise InputError unless `directory` is absent, empty or an exported head."""
+    """Raise InputError unless `directory` is absent, empty or an exported head, and nothing else is in it."""
     if directory.name in ("", ".."):
         raise InputError(f"head={directory} gives the folder no name of its own; name it, e.g. head=heads/first")
     empty = directory.is_dir() and not any(directory.iterdir())
     if directory.exists() and not empty and not is_exported_head(directory):
         raise InputError(f"head={directory} exists and is no exported head: it is left alone; name another folder")
+    found = {path.name for path in directory.glob("*") if path.suffix != ".safetensors"}
+    if others := sorted(found - {"config.json", "training.json", "README.md", INDEX}):
+        raise InputError(
+            f"head={directory} also holds {', '.join(others[:3])}, which no export wrote: it is left alone; move that, "
+            f"or name another folder"
+        )

@@ -62,7 +62,7 @@ def test_the_target_is_the_recorded_one_unless_another_is_named(trained: Trained
 def test_an_older_export_is_replaced_and_anything_else_left_alone(trained: TrainedHead, tmp_path: Path) -> None:
     head = tmp_path / "head"
     export_head(trained, head, versions={})
-    (head / "stale.txt").touch()
+    (head / "model-00001-of-00002.safetensors").touch()
     export_head(trained, head, versions={})
     assert sorted(path.name for path in head.iterdir()) == ["config.json", "model.safetensors", "training.json"]
     notes = tmp_path / "notes"
@@ -70,7 +70,10 @@ def test_an_older_export_is_replaced_and_anything_else_left_alone(trained: Train
     (notes / "mine.txt").touch()
     with pytest.raises(InputError, match=r"notes exists and is no exported head"):
         export_head(trained, notes, versions={})
-    assert (notes / "mine.txt").exists()
+    (head / "mine.txt").touch()
+    with pytest.raises(InputError, match=r"head also holds mine\.txt, which no export wrote: it is left alone"):
+        export_head(trained, head, versions={})
+    assert (notes / "mine.txt").exists() and (head / "mine.txt").exists()
 
 
 @pytest.mark.parametrize("place", [".", "./", ".."])
@@ -94,11 +97,11 @@ def test_an_export_that_fails_leaves_the_older_one_whole(
         return rename(path, to)
 
     export_head(trained, tmp_path / "head", versions={})
-    (tmp_path / "head/mine.txt").touch()
+    (tmp_path / "head/README.md").touch()
     with pytest.raises(PydanticSerializationError):
         export_head(trained, tmp_path / "head", versions={"torch": object()})  # not JSON: fails after the tensors
     monkeypatch.setattr(Path, "rename", failing)
     with pytest.raises(OSError, match="no more"):
         export_head(trained, tmp_path / "head", versions={})
-    assert (tmp_path / "head/mine.txt").exists() and (tmp_path / "head/training.json").exists()
+    assert (tmp_path / "head/README.md").exists() and (tmp_path / "head/training.json").exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
