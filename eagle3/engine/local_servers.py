@@ -64,15 +64,22 @@ def for_worker(settings: LaunchSettings, worker: WorkerId) -> LaunchSettings:
 def serving(servers: list[Server]) -> Iterator[list[Server]]:
     """Start all servers at once, because each takes minutes; stop all of them, also if one does not start."""
     end_with_the_terminal()
+
+    def ask_to_stop() -> None:  # each takes seconds
+        for server in servers:
+            server.ask_to_stop()
+
     with ExitStack() as started:
         for server in servers:
             started.callback(server.stop)
+        started.callback(ask_to_stop)
         with ThreadPoolExecutor(len(servers)) as threads:
             starts = [threads.submit(server.__enter__) for server in servers]
             try:
                 for start in starts:
                     start.result()
             except BaseException:
+                ask_to_stop()
                 for server in servers:  # so that nothing waits for the others to come up
                     server.stop()
                 raise

@@ -68,6 +68,7 @@ class Server:
         self.url = f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
         self.process: subprocess.Popen[bytes] | None = None
         self.guard: subprocess.Popen[bytes] | None = None
+        self.asked_to_stop = False
 
     def __enter__(self) -> Self:
         end_with_the_terminal()
@@ -96,17 +97,22 @@ class Server:
         ended = "no longer answers" if status is None else f"has ended (exit status {status})"
         return InputError(f"{self.name} {ended}: {failure_reason(self.log, status)}; its log is {self.log}")
 
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM, once: a second one would cut short how the server ends."""
+        if self.process is not None and self.process.poll() is None and not self.asked_to_stop:
+            log.info(f"stopping {self.name}")
+            self.asked_to_stop = True
+            self.process.terminate()
+
     def stop(self) -> None:
         """Send SIGTERM, give it time to free the GPU, then send SIGKILL to the whole process group."""
         self._key_file.unlink(missing_ok=True)
         if self.process is None:
             return
+        self.ask_to_stop()
         process, self.process = self.process, None
         try:
-            if process.poll() is None:
-                log.info(f"stopping {self.name}")
-                process.terminate()
-                process.wait(self.settings.stop_timeout_s)
+            process.wait(self.settings.stop_timeout_s)
         except subprocess.TimeoutExpired:
             pass
         finally:  # also on a second Ctrl-C
