@@ -14,9 +14,12 @@ def test_the_most_frequent_tokens_are_kept_sorted_by_id_and_ties_go_to_the_lower
     assert most_frequent(COUNTS, 4, default=99).tolist() == [1, 3, 4, 7]
 
 
-def test_null_takes_all_seen_tokens_up_to_the_default() -> None:
-    assert most_frequent(COUNTS, None, default=99).tolist() == [1, 3, 4, 5, 7]
+def test_null_takes_all_seen_tokens_and_others_up_to_a_multiple_at_most_the_default() -> None:
+    assert most_frequent(COUNTS, None, default=99).tolist() == list(range(8))
     assert most_frequent(COUNTS, None, default=1).tolist() == [3]
+    seen = torch.zeros(1000, dtype=torch.long).index_fill_(0, torch.arange(100, 170), 1)
+    assert most_frequent(seen, None, default=999).tolist() == [*range(58), *range(100, 170)]
+    assert len(most_frequent(seen, None, default=90)) == 90
 
 
 def test_the_whole_vocabulary_can_be_kept_seen_or_not() -> None:
