@@ -176,17 +176,19 @@ def checked(token_ids: list[int], kind: Any, matched: Any, request: Request) -> 
     """Return the answer if it is what was requested."""
     if kind not in ("stop", "length"):
         raise ServerFailed(f"the answer ended by {str(kind)[:50]!r}")
-    if not token_ids or not all(type(token) is int for token in token_ids):
+    if not all(type(token) is int for token in token_ids):
         raise ServerFailed("the answer holds no token ids")
-    if min(token_ids) < 0 or max(token_ids) >= request.vocab_size:
+    if not all(0 <= token < request.vocab_size for token in token_ids):
         raise ServerFailed("the answer holds token ids outside the target's vocabulary")
     if len(token_ids) > request.max_new_tokens:
         raise ServerFailed("the answer is longer than sampling.max_new_tokens")
-    if kind == "stop" and token_ids[-1] not in request.stop_ids:
+    if kind == "stop" and request.stop_ids.isdisjoint(token_ids[-1:]):
         # Some servers leave out the token that ended the answer, and name it.
         if type(matched) is not int or matched not in request.stop_ids:
             raise RequestRefused("its last token ends no turn of the target: check the server's stop tokens")
         token_ids.append(matched)
+    if not token_ids:
+        raise ServerFailed("the answer holds no token ids")
     if not request.stop_ids.isdisjoint(token_ids[:-1]):
         raise RequestRefused("the answer continues after an end of turn: the server ignores stop_token_ids or EOS")
     return Answer(token_ids, "stop" if token_ids[-1] in request.stop_ids else kind)

@@ -77,11 +77,12 @@ def test_a_connection_that_a_server_may_be_closing_is_not_used_again(monkeypatch
     assert first == again and other != later
 
 
-def test_a_stop_token_that_is_left_out_and_named_is_put_back() -> None:
-    server = answering([7, 8, 2], "stop")
+@pytest.mark.parametrize("token_ids", [[7, 8, 2], [2]])
+def test_a_stop_token_that_is_left_out_and_named_is_put_back(token_ids: list[int]) -> None:
+    server = answering(token_ids, "stop")
     server.stops_in_answers = False
     with serving(server) as url:
-        assert complete(OpenAICompletions(f"{url}/v1", model="m")) == Answer([7, 8, 2], "stop")
+        assert complete(OpenAICompletions(f"{url}/v1", model="m")) == Answer(token_ids, "stop")
 
 
 @by_protocol
