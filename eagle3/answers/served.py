@@ -19,7 +19,7 @@ from eagle3.engine.client import KEY, RequestRefused, ServerFailed, allow_connec
 from eagle3.engine.draft import Draft
 from eagle3.engine.endpoint import ENDPOINTS, Endpoint, Request
 from eagle3.engine.local_servers import servers_of, serving
-from eagle3.engine.pool import Pool
+from eagle3.engine.pool import PROBE_S, Pool
 from eagle3.engine.process import Server
 from eagle3.engine.same_target import SENTENCE, require_same_model, require_same_tokens, require_same_weights
 from eagle3.errors import InputError
@@ -77,7 +77,7 @@ class ServedAnswerer(Answerer):
             stack.callback(lambda: self.runner.run(session.close()))
             model = self.settings.served_as or self.target.path
             endpoints = [self.endpoint(url, model=model) for url in urls]
-            self.runner.run(self._require_same_target(session, endpoints))
+            self.runner.run(self._require_same_target(endpoints))
             limits = {key: getattr(self.settings, key) for key in ("in_flight", "attempts", "give_up_s")}
             check = partial(self._require_same_model, session)  # it may have started again with another model
             self.pool = Pool(endpoints, session, setting="answers", processes=started, check=check, **limits)
@@ -108,7 +108,12 @@ class ServedAnswerer(Answerer):
             return None
         return Draft(head=own.head, steps=own.steps, topk=own.topk, draft_tokens=own.draft_tokens)
 
-    async def _require_same_target(self, session: aiohttp.ClientSession, endpoints: list[Endpoint]) -> None:
+    async def _require_same_target(self, endpoints: list[Endpoint]) -> None:
+        # A server that hangs says so in a minute, not after the time of the longest answer.
+        async with new_session(timeout_s=min(PROBE_S, self.settings.timeout_s)) as session:
+            await self._compare_with_target(session, endpoints)
+
+    async def _compare_with_target(self, session: aiohttp.ClientSession, endpoints: list[Endpoint]) -> None:
         sentence_ids = self.chat.encode(SENTENCE)
         prompt_ids = self.chat.prompt_ids([{"role": "user", "content": SENTENCE}])
         if self.chat.reads_clock:

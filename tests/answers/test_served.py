@@ -1,5 +1,6 @@
 """Answers of a server are those of the target in this process, whatever happens to the servers meanwhile."""
 
+import asyncio
 import resource
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from aiohttp import web
 from protocol_server import ProtocolServer, plain
 from serving_fixtures import environment, launch_settings, serving, sglang_site
 
+from eagle3.answers import served
 from eagle3.answers.chat import Chat
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.answers.served import ServedAnswerer
@@ -203,6 +205,19 @@ def test_servers_of_the_same_name_with_other_weights_are_told_apart(ask: Ask, se
     said = "do not serve the same weights: of 8 next tokens"
     with serving(server) as url, serving(other) as theirs, pytest.raises(InputError, match=said):
         ask([url, theirs])
+
+
+@pytest.mark.parametrize("name", ["sglang", "openai"])
+def test_a_server_that_hangs_at_the_start_says_so_before_the_time_of_an_answer_is_over(
+    ask: Ask, server: ProtocolServer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async def hang(request: web.Request) -> None:
+        await asyncio.sleep(600)
+
+    server.server_info = server.models = hang  # type: ignore[method-assign]
+    monkeypatch.setattr(served, "PROBE_S", 0.2)
+    with serving(server) as url, pytest.raises(InputError, match=r"does not answer .*no answer within 0\.2 s"):
+        ask([url], name=name)
 
 
 def test_a_copy_of_the_target_and_a_name_that_is_said_are_taken(
