@@ -70,4 +70,7 @@ def error_row(prompt: dict[str, Any], turn: int, reason: str, *, retry: bool) ->
 def too_long(prompt_ids: list[int], limit: int | None) -> str | None:
     if limit is None or len(prompt_ids) <= limit:
         return None
-    return f"the prompt is longer than sampling.max_prompt_tokens ({len(prompt_ids)} tokens, at most {limit})"
+    return (
+        f"the prompt is longer than sampling.max_prompt_tokens, or leaves no room for sampling.max_new_tokens in the "
+        f"target's context ({len(prompt_ids)} tokens, at most {limit})"
+    )
