@@ -1,5 +1,6 @@
 """The one exception for what a user can fix. Entry scripts print it as one line, without a traceback."""
 
+import re
 from importlib.util import find_spec
 
 # What messages recommend for prompts that are not there.
@@ -20,6 +21,11 @@ class Interrupted(Exception):
 def first_line(error: BaseException) -> str:
     """Return that of the message, else the error's name."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def printable(text: str) -> str:
+    """Return the text of another program without what would steer a terminal: colours, line breaks, bells."""
+    return "".join(each if each.isprintable() else " " for each in re.sub(r"\x1b\[[0-?]*[ -/]*[@-~]", "", text))
 
 
 def require_packages(*names: str, extra: str, needed_by: str) -> None:

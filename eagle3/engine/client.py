@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from eagle3.errors import InputError
+from eagle3.errors import InputError, printable
 
 KEY = "EAGLE3_API_KEY"  # the environment variable that holds the key
 IDLE_S = 2.0  # servers close a connection that was idle for 5 s; a request that meets this fails
@@ -125,7 +125,7 @@ def message_of(content: bytes) -> str:
 
 def without_tokens(message: str) -> str:
     """Cut a message at its first list: validation errors quote the request, which may be a user's text."""
-    return message.partition("[")[0][:200].strip() or "no reason given"
+    return printable(message).partition("[")[0][:200].strip() or "no reason given"
 
 
 def _failure(url: str, response: aiohttp.ClientResponse, content: bytes) -> Exception:

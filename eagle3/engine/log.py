@@ -4,6 +4,8 @@ import re
 import signal
 from pathlib import Path
 
+from eagle3.errors import printable
+
 PREFIX = re.compile(r"^\[\d{4}-\d\d-\d\d [^\]]*\]\s*")  # time and rank of a log line
 EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)")
 CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -44,7 +46,8 @@ def _tail(log: Path, num_bytes: int = TAIL_BYTES) -> list[str]:
         file.seek(max(0, file.seek(0, 2) - num_bytes))
         text = file.read().decode(errors="replace")
     # Progress bars rewrite their line with \r.
-    return [PREFIX.sub("", line).rstrip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+    lines = [PREFIX.sub("", printable(line)).rstrip() for line in re.split(r"[\r\n]+", text)]
+    return [line for line in lines if line]
 
 
 def _exception(lines: list[str]) -> str:

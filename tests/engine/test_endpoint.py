@@ -112,9 +112,9 @@ def test_an_answer_that_is_not_what_was_asked_for_is_no_answer(
 )
 def test_a_status_says_whether_another_server_may_answer(protocol: Any, status: int, kind: type[Exception]) -> None:
     server = answering([7, 2], "stop")
-    error = {"error": {"message": "The input (9 tokens) is too long: [1, 2, 3]"}}
+    error = {"error": {"message": "\x1b[31mThe input\n(9 tokens) is\x1b[0m too long: [1, 2, 3]"}}
     server.fault = lambda number: web.json_response(error, status=status)
-    with serving(server) as url, pytest.raises(kind, match=f"HTTP {status}.*is too long: ?$"):
+    with serving(server) as url, pytest.raises(kind, match=f"HTTP {status}.*The input .9 tokens. is too long: ?$"):
         complete(protocol(url))
 
 
