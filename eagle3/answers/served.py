@@ -13,7 +13,7 @@ from typing import Self
 import aiohttp
 
 from eagle3.answers.answerer import Answerer
-from eagle3.answers.chat import Chat
+from eagle3.answers.chat import Chat, RefusedConversation
 from eagle3.answers.dialogue import Dialogue
 from eagle3.engine.client import KEY, RequestRefused, ServerFailed, allow_connections, api_key, new_session
 from eagle3.engine.draft import Draft
@@ -115,9 +115,14 @@ class ServedAnswerer(Answerer):
 
     async def _compare_with_target(self, session: aiohttp.ClientSession, endpoints: list[Endpoint]) -> None:
         sentence_ids = self.chat.encode(SENTENCE)
-        prompt_ids = self.chat.prompt_ids([{"role": "user", "content": SENTENCE}])
+        prompt_ids = None
         if self.chat.reads_clock:
             log.info("the chat template reads the clock, and chat.date pins it here: not compared with the servers'")
+        elif self.settings.urls:
+            try:
+                prompt_ids = self.chat.prompt_ids([{"role": "user", "content": SENTENCE}])
+            except RefusedConversation as refusal:  # perhaps it demands a system turn
+                log.warning("not compared with the servers' chat template: %s", refusal)
         for endpoint in endpoints:
             try:
                 await self._require_same_model(session, endpoint)
@@ -125,7 +130,7 @@ class ServedAnswerer(Answerer):
                     session,
                     endpoint,
                     text_ids=list(self.target.tokenizer(SENTENCE).input_ids),
-                    prompt_ids=prompt_ids if self.settings.urls and not self.chat.reads_clock else None,
+                    prompt_ids=prompt_ids,
                     template_kwargs=self.chat.settings["template_kwargs"],
                 )
             except (ServerFailed, RequestRefused) as failure:

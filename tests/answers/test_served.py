@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from exported_head import tiny_chat
 from protocol_server import ProtocolServer, plain
 from serving_fixtures import environment, launch_settings, serving, sglang_site
 
@@ -67,7 +68,7 @@ Ask = Callable[..., Rows]
 def ask(stored: StoredTarget, chat: Chat, prompts: Any, tmp_path: Path) -> Ask:
     """Answer the prompts by servers."""
 
-    def run(urls: list[str], *, launch: Any = None, **changes: Any) -> Rows:
+    def run(urls: list[str], *, launch: Any = None, chat: Chat = chat, **changes: Any) -> Rows:
         launch = launch or launch_settings(sglang_site(tmp_path))
         parts = {"target": stored, "chat": chat, "sampling": GREEDY, "launch": launch, "folder": tmp_path / "logs"}
         answerer = ServedAnswerer(ServedSettings(**{"urls": urls, "in_flight": 4} | changes), **parts)
@@ -205,6 +206,16 @@ def test_servers_of_the_same_name_with_other_weights_are_told_apart(ask: Ask, se
     said = "do not serve the same weights: of 8 next tokens"
     with serving(server) as url, serving(other) as theirs, pytest.raises(InputError, match=said):
         ask([url, theirs])
+
+
+def test_a_template_that_refuses_the_prompt_of_the_comparison_is_not_compared(
+    ask: Ask, server: ProtocolServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "refusing.jinja").write_text("{{ raise_exception('a system turn comes first') }}")
+    refusing = tiny_chat(template=str(tmp_path / "refusing.jinja"))
+    with serving(server) as url, pytest.raises(InputError, match=r"nothing could be answered: .*a system turn comes"):
+        ask([url], chat=refusing)
+    assert "not compared with the servers' chat template" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["sglang", "openai"])
