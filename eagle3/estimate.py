@@ -15,8 +15,7 @@ import torch
 from omegaconf import DictConfig
 
 from eagle3 import cli
-from eagle3.answers.build import chat_of
-from eagle3.answers.chat import Chat
+from eagle3.answers.build import chat_of, prompt_limit
 from eagle3.answers.dialogue import Dialogue
 from eagle3.answers.store import read_answers, read_rows
 from eagle3.errors import MAKE_PROMPTS, InputError
@@ -26,10 +25,10 @@ from eagle3.progress import Bar
 from eagle3.settings.precomputing import Engine, Rates
 from eagle3.storage.files import read_jsonl, write_json
 from eagle3.target.capture import default_capture_layers
-from eagle3.target.facts import TargetConfig, target_config
+from eagle3.target.facts import TargetConfig, context_of, target_config
 from eagle3.target.files import TargetFiles
 from eagle3.target.model import decoder_of, empty_model
-from eagle3.target.stored import stored_target
+from eagle3.target.stored import StoredTarget, stored_target
 
 log = logging.getLogger(__name__)
 # Keys of configs: experts of a token, experts of a layer.
@@ -52,7 +51,7 @@ def estimate_run(config: DictConfig) -> dict[str, Any]:
     out_dir, target = Path(config.out_dir), stored_target(**cli.plain(config.target))
     facts = target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype)
     layers = len(config.features.capture_layers or default_capture_layers(target.text_config.num_hidden_layers))
-    tokens = tokens_of_answers(config, out_dir) or tokens_of_prompts(config, out_dir, chat_of(config, target))
+    tokens = tokens_of_answers(config, out_dir) or tokens_of_prompts(config, out_dir, target)
     rates = cli.settings(Rates, config.estimate.rates)
     scaled = {
         "target": active_parameters(target) / rates.target_parameters,
@@ -93,13 +92,14 @@ def tokens_of_answers(config: DictConfig, out_dir: Path) -> Tokens | None:
     return totals(sizes, scale, left_out, answers=f"of {finished} prompts in {folder}")
 
 
-def tokens_of_prompts(config: DictConfig, out_dir: Path, chat: Chat) -> Tokens:
+def tokens_of_prompts(config: DictConfig, out_dir: Path, target: StoredTarget) -> Tokens:
     """Count about `estimate.prompts` prompts, evenly spread; the template's own tokens around the first turn only."""
     if config.answers.name == "imported":
         raise InputError(f"{out_dir}/answers has no imported answers to count; run stages=[answers], without a GPU")
     count = number_of_prompts(out_dir)
     step = max(1, count // config.estimate.prompts)
-    longest, most = config.sampling.max_new_tokens, config.sampling.max_prompt_tokens
+    longest, chat = config.sampling.max_new_tokens, chat_of(config, target)
+    most = prompt_limit(context_of(target.text_config), longest, config.sampling.max_prompt_tokens)
     sizes, left_out = [], Counter[str]()
     for prompt in islice(read_jsonl(out_dir / "prompts" / "prompts.jsonl"), 0, None, step):
         dialogue = Dialogue(prompt, chat, seed=0, max_prompt_tokens=most, on_length="keep")
@@ -127,7 +127,10 @@ def totals(sizes: list[tuple[int, int]], scale: float, left_out: Counter[str], *
     kept = [size for size in sizes if size[1] > 1]
     left_out["no answer of two tokens or more"] += len(sizes) - len(kept)
     if not kept:
-        raise InputError(f"no prompt gives a sample (left out: {dict(left_out)}); raise features.max_length")
+        raise InputError(
+            f"no prompt gives a sample; change what leaves them out, for answers of one token features.max_length or "
+            f"sampling.max_new_tokens: {dict(+left_out)}"
+        )
     tokens, answer_tokens = (round(sum(numbers) * scale) for numbers in zip(*kept, strict=True))
     skipped = {reason: round(number * scale) for reason, number in left_out.items()}
     return Tokens(round(len(kept) * scale), tokens, answer_tokens, skipped, answers)

@@ -188,6 +188,9 @@ def test_what_is_missing_is_named_with_the_stage_that_makes_it(
         estimate_run(config_of(tmp_path / "dir", *overrides))
 
 
-def test_prompts_that_leave_nothing_are_refused(made: Path) -> None:
+def test_prompts_that_leave_nothing_are_refused(made: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no prompt gives a sample"):
         estimate_run(config_of(made, "features.max_length=2"))
+    shutil.copytree(made / "prompts", tmp_path / "dir" / "prompts")
+    with pytest.raises(InputError, match=r"no prompt gives a sample.*leaves no room for sampling\.max_new_tokens"):
+        estimate_run(config_of(tmp_path / "dir", "sampling.max_new_tokens=4090"))
