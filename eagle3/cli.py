@@ -4,6 +4,7 @@ import copy
 import errno
 import functools
 import inspect
+import json
 import logging
 import math
 import os
@@ -31,13 +32,13 @@ from eagle3 import ROOT, __version__
 from eagle3.adapters.hydra import (
     HYDRA,
     NOT_A_NAME,
-    NOT_KEY_VALUE,
     UNKNOWN_KEY,
     UNKNOWN_OPTION,
     UNKNOWN_PLUGIN,
     HydraConfig,
     HydraException,
     InstantiationException,
+    OverrideParseException,
     full_key,
     in_sweep,
     message_of,
@@ -217,10 +218,13 @@ def given_keys() -> list[str]:
 def wrong_override(error: Exception) -> str:
     """Return Hydra's message about an override, without its advice to add unknown keys and its search path."""
     message = message_of(error)
-    if word := NOT_KEY_VALUE.search(message):
-        given = word["word"]
-        meant = f"action={given} to serve.py" if given in ACTIONS else f"{given}=VALUE"
-        return f"{given} is not KEY=VALUE; give {meant} (--help shows every key)"
+    if isinstance(error, OverrideParseException):
+        key, given, value = error.override.partition("=")
+        if not given:
+            meant = f"action={key} to serve.py" if key in ACTIONS else f"{key}=VALUE"
+            return f"{key} is not KEY=VALUE; give {meant} (--help shows every key)"
+        quoted = shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}")
+        return f"{error.override} cannot be read; quote a value with special characters: {quoted}, and close brackets"
     if unknown := UNKNOWN_KEY.match(message):
         inside = getattr(error.__cause__, "full_key", None) or ""  # of a value in braces: the key in it
         return unknown_key(inside if inside.startswith(f"{unknown['key']}.") else unknown["key"])

@@ -126,6 +126,11 @@ def test_a_slip_finds_the_key_that_was_meant(script: str, given: str, meant: str
         ("loss=KL", "loss=KL is no option; take one of cross_entropy_tv, lk, soft_cross_entropy (did you mean soft_"),
         ("data=features", "data=features is no option; take one of packed; a feature store is data.path=features"),
         ("data=DIR/features", "data=DIR/features is no option; a feature store is data.path=DIR/features"),
+        (
+            "data.path=lr=1/A",
+            """data.path=lr=1/A cannot be read; quote a value with special characters: 'data.path="lr""",
+        ),
+        ("loss", "loss is not KEY=VALUE; give loss=VALUE (--help shows every key)"),
         ("hparams_search=optna", "hparams_search=optna is no option; take one of optuna (did you mean optuna?)"),
     ],
 )

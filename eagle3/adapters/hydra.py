@@ -36,13 +36,13 @@ try:
     from hydra._internal.hydra import Hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import HydraException, InstantiationException
+    from hydra.errors import HydraException, InstantiationException, OverrideParseException
     from hydra.experimental.callback import Callback
     from hydra.types import RunMode
 except ImportError as error:  # a script imports this before anything could print an InputError as one line
     sys.exit(f"error: {HYDRA.unsupported(f'does not fit ({first_line(error)})')}")
 
-__all__ = ["Callback", "HydraConfig", "HydraException", "InstantiationException"]
+__all__ = ["Callback", "HydraConfig", "HydraException", "InstantiationException", "OverrideParseException"]
 
 
 def skip_list_of_groups() -> None:
@@ -92,7 +92,6 @@ def full_key(config: DictConfig) -> str:
 # --- the texts of its errors -----------------------------------------------------------------------------------------
 
 UNKNOWN_KEY = re.compile(r"Could not override '(?P<key>.+?)'")
-NOT_KEY_VALUE = re.compile(r"Error parsing override '(?P<word>[\w-]+)'\s+missing EQUAL")
 NOT_A_NAME = re.compile(r"Config group override (deletion value )?must be a string")
 UNKNOWN_PLUGIN = re.compile(r"Could not (?:find|load) '(?P<group>hydra/\w+)/(?P<option>\w+)'")
 UNKNOWN_OPTION = re.compile(
