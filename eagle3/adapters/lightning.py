@@ -16,6 +16,7 @@ LIGHTNING = Library(
     newest="2.6",
     parts=(
         "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop._broadcast_sigterm_tensor",
+        "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop._should_check_val_epoch",
         "lightning.pytorch.callbacks:TQDMProgressBar._should_update(current)",
         "lightning.pytorch.callbacks:TQDMProgressBar._should_update(total)",
         "lightning.pytorch.loggers.csv_logs:ExperimentWriter(log_dir)",
@@ -42,6 +43,7 @@ def require_lightning(trainer: lightning.Trainer) -> None:
         _epoch_counts(trainer)
         _begun_batches(trainer)
         trainer.fit_loop._last_train_dl_reload_epoch  # noqa: B018
+        trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: B018
         trainer.log_every_n_steps, trainer.fast_dev_run  # type: ignore[attr-defined]  # noqa: B018
 
 
@@ -64,18 +66,21 @@ def _to_another_device(metric: _ResultMetric, device: torch.device) -> _ResultMe
 
 
 @contextmanager
-def unfinished_epoch(trainer: lightning.Trainer) -> Iterator[None]:
+def unfinished_epoch(trainer: lightning.Trainer, *, at_validation: bool) -> Iterator[None]:
     """Count an epoch that ended early as unfinished, while a checkpoint of it is saved.
 
     Where max_steps, max_time or early stopping ends a run inside an epoch, Lightning counts the epoch as done, and a
-    resumed run would skip its rest.
+    resumed run would skip its rest. If a validation was due there, the resumed run counts its logged step again.
     """
-    early = int(_begun_batches(trainer) < trainer.num_training_batches)
+    early, loop = int(_begun_batches(trainer) < trainer.num_training_batches), trainer.fit_loop.epoch_loop
     for counts in _epoch_counts(trainer):
         counts.processed, counts.completed = counts.processed - early, counts.completed - early
+    twice = int(early and at_validation and loop._should_check_val_epoch())
+    loop._batches_that_stepped -= twice
     try:
         yield
     finally:
+        loop._batches_that_stepped += twice
         for counts in _epoch_counts(trainer):
             counts.processed, counts.completed = counts.processed + early, counts.completed + early
 

@@ -161,7 +161,7 @@ class LastCheckpoint(Checkpoint):
             raise Interrupted(f"stopped by a signal; resume with ckpt_path={self.path}")
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        with unfinished_epoch(trainer):
+        with unfinished_epoch(trainer, at_validation=validates(trainer, trainer.fit_loop.epoch_loop.batch_idx)):
             trainer.save_checkpoint(self.path)
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:

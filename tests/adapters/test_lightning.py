@@ -44,13 +44,13 @@ def test_an_epoch_that_ended_early_is_saved_as_unfinished(trainer: lightning.Tra
     trainer.fit_loop.max_batches, batches.ready = 4, 2
     for counts in (epochs.current, epochs.total):
         counts.processed = counts.completed = 1
-    with unfinished_epoch(trainer):
+    with unfinished_epoch(trainer, at_validation=True):
         saved = trainer.fit_loop.state_dict()["epoch_progress"]
         for counts in (saved["current"], saved["total"]):
             assert counts["processed"] == counts["completed"] == 0, f"{RELEASE} saves the number of epochs elsewhere"
     assert epochs.current.completed == epochs.total.completed == 1
     batches.ready = 4
-    with unfinished_epoch(trainer):
+    with unfinished_epoch(trainer, at_validation=True):
         assert epochs.current.completed == 1  # an epoch that ended by itself is finished
 
 

@@ -365,7 +365,7 @@ def test_resuming_mid_epoch_repeats_nothing_skips_nothing_and_ends_with_the_same
 def assert_continues(rest: Run, whole: Run, before: list[tuple[int, tuple[str, ...], int]]) -> None:
     """The batches before, those of `rest`, and its numbers are those of a training without a break."""
     assert before + rest.recorder.batches == whole.recorder.batches
-    for column in ("train/loss", "val/loss", "val/served_accept_length_3"):
+    for column in ("step", "train/loss", "val/loss", "val/served_accept_length_3"):
         assert [row[column] for row in metrics(rest)] == [row[column] for row in metrics(whole)]
     for name, weight in whole.weights.items():
         assert torch.equal(weight, rest.weights[name]), name
