@@ -225,9 +225,10 @@ class FeatureData(lightning.LightningDataModule):
         validates = samples.split < self.val_fraction
         train, val = samples.take(~validates), samples.take(validates)
         if not len(train):
+            smaller = " or a smaller data.val_fraction" if np.ptp(samples.split) else ": the only one validates"
             raise InputError(
                 f"data.val_fraction={given} leaves none of the {len(samples)} samples of "
-                f"{as_setting(self.source.location)} for training; use more prompts or a smaller data.val_fraction"
+                f"{as_setting(self.source.location)} for training; use more prompts{smaller}"
             )
         return train, val
 
