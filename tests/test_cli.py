@@ -344,7 +344,7 @@ def test_ctrl_c_before_the_first_step_is_one_line(
         (["trainer.max_steps=1"], r"validation would be after pack \d+, and the training ends after pack 1: no best"),
         (["trainer.max_epochs=1", "+trainer.check_val_every_n_epoch=3"], "no best checkpoint; set it lower, or train"),
         (["trainer.val_check_interval=1000"], r"trainer\.val_check_interval=1000 is more than the \d+ packs of a rank"),
-        (["trainer.max_time='00:00:00:00'"], "training ended at step 0, before the first validation"),
+        (["trainer.max_time='00:00:00:00'"], r"ended at step 0, before the first .*max_steps, max_time\) or set"),
         (["+trainer.limit_val_batches=0.01"], r"trainer\.\* leaves no batch: .*Try at least `limit_val_batches="),
     ],
 )

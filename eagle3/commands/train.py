@@ -238,7 +238,7 @@ def report(trainer: lightning.Trainer) -> float:
     if best.best_model_score is None:
         raise InputError(
             f"training ended at step {trainer.global_step}, before the first validation: no best checkpoint, only "
-            f"last.ckpt; train longer (trainer.max_epochs, max_steps) or set trainer.val_check_interval lower"
+            f"last.ckpt; train longer (trainer.max_epochs, max_steps, max_time) or set trainer.val_check_interval lower"
         )
     score = float(best.best_model_score)
     result = {
