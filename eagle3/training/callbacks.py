@@ -112,6 +112,10 @@ class EarlyStopping(callbacks.EarlyStopping):
         kept = checkpoint["callbacks"].get(self.state_key, {})
         trainer.should_stop = kept.get("wait_count", 0) >= self.patience
 
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        if self.wait_count >= self.patience:
+            log.info("callbacks.early_stopping: no better %s in %d validations", self.monitor, self.wait_count)
+
 
 class Stop(Enum):
     """Progress of a stop by a signal. A signal handler moves only NO to SIGNALLED, so none is lost."""

@@ -489,9 +489,13 @@ def test_a_run_whose_folder_has_moved_keeps_its_best_checkpoint(train: Start, tm
     assert best.name == kept.name or not (moved / best.name).exists()
 
 
-def test_early_stopping_ends_a_run_that_no_longer_gains(train: Start) -> None:
+def test_early_stopping_ends_a_run_that_no_longer_gains_and_says_so(
+    train: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "eagle3")
     done = train("run", "optim.lr=1e-9", "callbacks.early_stopping.patience=2", "trainer.max_epochs=20").fit()
     assert done.trainer.current_epoch < 20
+    assert "callbacks.early_stopping: no better val/served_accept_length_3 in 2 validations" in caplog.text
 
 
 def test_a_resumed_run_has_the_patience_that_it_is_given(train: Start) -> None:
