@@ -93,7 +93,9 @@ def draft_head(files: HeadFiles, dtype: torch.dtype | None) -> DraftHead:
     config = head_config(files)
     head = build_draft_head(files, config, draft_ids(files, config))
     require_tensors(files, config)
-    weights = {name: files.tensors[name].to(dtype or files.tensors[name].dtype) for name, _ in head.named_parameters()}
+    # Copied: float32 products round differently where weights begin in the middle of a cache line, as in the file.
+    stored = {name: files.tensors[name] for name, _ in head.named_parameters()}
+    weights = {name: weight.to(dtype or weight.dtype, copy=True) for name, weight in stored.items()}
     require_finite(files, weights)
     # Assigned, not cast with .to(): RoPE's frequencies must stay in float32.
     head.load_state_dict(weights | {"draft_ids": head.draft_ids}, assign=True)

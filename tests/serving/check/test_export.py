@@ -9,6 +9,7 @@ import pytest
 import torch
 from exported_head import FINGERPRINT, Editable, errors, random_head, with_record
 from heads import LLAMA3
+from safetensors.torch import save_file
 from stores import open_store
 
 from eagle3.errors import InputError
@@ -35,6 +36,18 @@ def test_the_exported_head_gives_the_logits_of_the_trained_one(name: str, facts:
     loaded = load_head(tmp_path / "head").head
     assert torch.equal(probe_logits(loaded), probe_logits(in_dtype(trained.head, torch.bfloat16)))
     assert check_reload(trained, tmp_path / "head").level == "ok"
+
+
+def test_where_the_weights_begin_in_the_file_makes_no_difference(
+    facts: TargetFacts, trained_on_tiny: TrainedHead, tmp_path: Path
+) -> None:
+    trained = replace(trained_on_tiny, target_config=replace(facts.config, dtype="float32"))
+    export_head(trained, tmp_path / "head", versions={})
+    tensors = {name: tensor.clone() for name, tensor in read_files(tmp_path / "head").tensors.items()}
+    (tmp_path / "head/training.json").unlink()  # it has the file's sha256
+    for padding in range(0, 64, 8):
+        save_file(tensors, tmp_path / "head/model.safetensors", {"format": "pt" + padding * " "})
+        assert check_reload(trained, tmp_path / "head").level == "ok"
 
 
 @pytest.mark.parametrize("tensor", TENSORS)
