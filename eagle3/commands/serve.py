@@ -48,6 +48,7 @@ def export_head(config: DictConfig) -> None:
     how = cli.settings(Decoding, config)  # what is wrong there, and of the prompts, is said before a file is written
     prompt_source(**cli.plain(config.prompts))
     head = Path(config.head)
+    require_findings_apart(config.findings, head)
     trained = export.read_trained(export.find_checkpoint(run=config.run, checkpoint=config.checkpoint))
     context = trained.target_config.max_position_embeddings
     longest_prompt(context, max_new_tokens=how.max_new_tokens, steps=how.steps)
@@ -59,6 +60,18 @@ def export_head(config: DictConfig) -> None:
         if has_errors(findings):
             log.warning("head=%s is not written, and what was there is left alone", head)
         conclude(findings, config)
+
+
+def require_findings_apart(findings: str | None, head: Path) -> None:
+    """Raise InputError for a file of findings that an export would replace, or cannot write at its end."""
+    if findings is None:
+        return
+    if head.resolve() in Path(findings).resolve().parents:
+        raise InputError(
+            f"findings={findings} is in head={head}, which the export replaces; give a file next to that folder"
+        )
+    if Path(findings).is_dir():
+        raise InputError(f"findings={findings} is a folder; give a file, e.g. findings=findings.json")
 
 
 def exports_measurer(config: DictConfig, trained: export.TrainedHead) -> Measurer | str:
