@@ -1,5 +1,6 @@
 """The files alone say which model a target is, and hold its embedding and lm_head: as the loaded target has them."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from eagle3.adapters.transformers import text_part
 from eagle3.errors import InputError
 from eagle3.target.facts import target_config
 from eagle3.target.model import Target, load_target
-from eagle3.target.stored import StoredTarget, stored_target
+from eagle3.target.stored import INDEX, StoredTarget, stored_target
 from tests.target.test_capture import FAMILIES, WRAPPERS, build_model, save_with_tokenizer
 
 
@@ -69,3 +70,24 @@ def test_weights_that_were_not_fetched_are_one_line(without_weights: Path, conte
         (without_weights / "model.safetensors").write_bytes(content)
     with pytest.raises(InputError, match=rf"target\.path={without_weights}.*{message}"):
         _ = stored(without_weights).identity
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ('{"weight_map', r"index\.json is damaged, or names no files; fetch it again"),
+        ("{}", r"index\.json is damaged, or names no files; fetch it again"),
+        (None, r"model\.safetensors lacks model\.\S+, which model\.safetensors\.index\.json says is there"),
+    ],
+)
+def test_an_index_that_does_not_fit_its_files_is_one_line(
+    index: str | None, message: str, tiny_path: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_path, tmp_path / "target")
+    tensors = load_file(folder / "model.safetensors")
+    whole = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
+    (folder / INDEX).write_text(json.dumps(whole) if index is None else index)
+    del tensors[next(name for name in tensors if name.endswith("o_proj.weight"))]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=rf"target\.path={folder}.*{message}"):
+        _ = stored(folder).identity
