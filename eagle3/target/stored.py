@@ -140,8 +140,8 @@ def tensor_names(files: TargetFiles, keys: Set[str]) -> TensorNames:
         if len(found) == 1:
             return found[0]
         raise InputError(
-            f"target.path={files.path}: its checkpoint has {len(found) or 'no'} tensors {name}, so nothing says "
-            f"which model it is without loading it; take answers=huggingface and features=huggingface"
+            f"target.path={files.path}: its checkpoint has {len(found) or 'no'} tensors {name}, and it is found "
+            f"by that name alone; choose another target"
         )
 
     def ending(name: str) -> str:

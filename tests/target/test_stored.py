@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from eagle3.adapters.transformers import text_part
@@ -13,7 +14,7 @@ from eagle3.errors import InputError
 from eagle3.target.facts import target_config
 from eagle3.target.model import Target, load_target
 from eagle3.target.stored import INDEX, StoredTarget, stored_target
-from tests.target.test_capture import FAMILIES, WRAPPERS, build_model, save_with_tokenizer
+from tests.target.test_capture import FAMILIES, SHAPE, WRAPPERS, build_model, save_with_tokenizer
 
 
 def stored(folder: Path | str) -> StoredTarget:
@@ -91,3 +92,10 @@ def test_an_index_that_does_not_fit_its_files_is_one_line(
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(InputError, match=rf"target\.path={folder}.*{message}"):
         _ = stored(folder).identity
+
+
+def test_a_family_with_another_name_for_lm_head_is_told_to_be_no_target(tmp_path: Path) -> None:
+    config = transformers.GPTNeoXConfig(**{**SHAPE, "num_hidden_layers": 2})
+    save_with_tokenizer(transformers.AutoModelForCausalLM.from_config(config), tmp_path)
+    with pytest.raises(InputError, match=r"no tensors lm_head\.weight, .* choose another target"):
+        _ = stored(tmp_path).identity
