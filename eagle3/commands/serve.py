@@ -93,7 +93,7 @@ def check(config: DictConfig) -> None:
 
 def decode(config: DictConfig) -> None:
     measurer = make_measurer(config, cli.plain(config.target))
-    print(json.dumps(asdict(measurer.measured(Path(config.head), measurer.prompts(None)))))
+    print(json.dumps(asdict(measurer.measured(Path(config.head), measurer.prompts(None), lossless=True))))
 
 
 def show_rounds(config: DictConfig) -> None:

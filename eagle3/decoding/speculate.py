@@ -56,7 +56,8 @@ class Round:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Decoded answers of many prompts; `lossless` is the share equal to the target's greedy answers (None: sampled)."""
+    """Decoded answers of many prompts; `lossless` is the share equal to the target's greedy answers (None: sampled, or
+    not compared)."""
 
     decoded: list[Decoded]
     lossless: float | None
@@ -169,14 +170,16 @@ def measure(
     *,
     seed: int,
     progress: str | None,
+    lossless: bool = True,
     plain: Sequence[list[int]] | None = None,
     **settings: Any,
 ) -> Measurement:
     """Decode every prompt, seeded by its index; `progress` names the bar (None: no bar).
 
-    `plain` are the target's greedy answers, if the caller has them already, `settings` those of `Speculator.decode`.
+    `lossless` compares greedy answers with the target's, which takes longer than speculative decoding; `plain` are
+    these, if the caller has them already. `settings` are those of `Speculator.decode`.
     `seconds` is the time of speculative decoding only."""
-    speculator, greedy = Speculator(target, head, capture_layers), settings["temperature"] == 0
+    speculator, greedy = Speculator(target, head, capture_layers), lossless and settings["temperature"] == 0
     decoded, equal, seconds = [], 0, 0.0
     for number, prompt_ids in enumerate(Bar(prompts, desc=progress, unit="prompt", disable=progress is None)):
         start = time.perf_counter()

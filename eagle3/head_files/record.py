@@ -33,8 +33,8 @@ class MeasuredAcceptLength(Record):
 
     `standard_error` is over prompts, None where it is infinite. `accept_length_kept` leaves out tokens after a
     stop token. `per_depth[d - 1]` is the share of verifications that accepted at least d drafts. `lossless` is the
-    share of answers that are the target's own greedy ones, None where they were sampled. `from_validation` says that
-    training held these prompts out, `left_out` how many were for what reason. `dtype` is the one computed in."""
+    share of answers that are the target's own greedy ones, None where that was not compared. `from_validation` says
+    that training held these prompts out, `left_out` how many were for what reason. `dtype` is the one computed in."""
 
     accept_length: float
     standard_error: float | None

@@ -149,6 +149,7 @@ def test_measure_reports_sglangs_accept_length_and_what_is_not_lossless(target, 
     assert measured.accept_length_kept == measured.accept_length  # no answer stopped
     assert measured.lossless == 1.0 and measured.tokens == sum(map(len, plain)) and measured.seconds > 0
     assert measure(target, head, LAYERS, prompts, temperature=1.0, **MEASURED).lossless is None
+    assert measure(target, head, LAYERS, prompts, temperature=0.0, lossless=False, **MEASURED).lossless is None
     wrong = iter([plain[0], plain[1], plain[0]])
     monkeypatch.setattr(speculate, "plain_greedy", lambda *_: next(wrong))
     assert measure(target, head, LAYERS, prompts, temperature=0.0, **MEASURED).lossless == 2 / 3

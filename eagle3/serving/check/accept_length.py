@@ -48,16 +48,20 @@ class Measurer(CheckSettings):
                 pass  # the head was copied without its store
         return question_prompts(self.chat, self.questions, max_length=room)
 
-    def measured(self, head: Path, prompts: PromptSet) -> MeasuredAcceptLength:
-        return self.summary(self.decoded(head, prompts), prompts)
+    def measured(self, head: Path, prompts: PromptSet, *, lossless: bool = False) -> MeasuredAcceptLength:
+        return self.summary(self.decoded(head, prompts, lossless=lossless), prompts)
 
-    def decoded(self, head: Path, prompts: PromptSet, *, capture_layers: list[int] | None = None) -> Measurement:
+    def decoded(
+        self, head: Path, prompts: PromptSet, *, capture_layers: list[int] | None = None, lossless: bool = False
+    ) -> Measurement:
         """Decode with the head in the dtype that the target was loaded in.
 
-        Other `capture_layers` than config.json's are indices into `hidden_states`."""
+        Other `capture_layers` than config.json's are indices into `hidden_states`. `lossless`: see `measure`."""
         loaded = load_head(head, num_layers=len(self.target.layers), dtype=self.target.embedding.dtype)
         layers, settings = capture_layers or loaded.capture_layers, asdict(self.decoding)
-        return measure(self.target, loaded.head, layers, prompts.prompts, progress="decode", **settings)
+        return measure(
+            self.target, loaded.head, layers, prompts.prompts, progress="decode", lossless=lossless, **settings
+        )
 
     def summary(self, result: Measurement, prompts: PromptSet) -> MeasuredAcceptLength:
         accepted = np.array([sum(answer.accepted) for answer in result.decoded], float)

@@ -77,7 +77,7 @@ def test_what_was_measured_at_export_is_recorded_and_compared_with_later(
     files = read_files(exported)
     assert files.record is not None and files.record.accept_length is not None
     recorded = files.record.accept_length
-    assert (recorded.lossless, recorded.from_validation, recorded.prompts) == (1.0, False, 2)
+    assert (recorded.lossless, recorded.from_validation, recorded.prompts) == (None, False, 2)
     assert recorded.prompts_from == "check.questions"  # its store is nowhere
     assert recorded.standard_error is not None and recorded.standard_error >= 0
     assert errors(check_head(files, measurer)) == {}
