@@ -31,7 +31,8 @@ class Member(Generic[AnyEndpoint]):
     """One server and what became of the requests to it."""
 
     endpoint: AnyEndpoint
-    process: Server | None = None
+    process: Server | None
+    places: float  # for requests at a time; fewer than the pool's where it has sent some away
     in_flight: int = 0
     answered: int = 0
     failures: Counter[str] = field(default_factory=Counter)
@@ -60,7 +61,7 @@ class Pool(Generic[AnyEndpoint]):
         server that works; `setting`: the group of these keys; `processes`: those of the servers if they were started
         here; once ended, they do not come back; `check`: of a server that failed, before it is asked again."""
         started: Sequence[Server | None] = processes or [None] * len(endpoints)
-        self.members = [Member(*each) for each in zip(endpoints, started, strict=True)]
+        self.members = [Member(*each, in_flight) for each in zip(endpoints, started, strict=True)]
         self.session = session
         self.in_flight, self.attempts, self.give_up_s, self.setting = in_flight, attempts, give_up_s, setting
         self.check = check
@@ -86,9 +87,14 @@ class Pool(Generic[AnyEndpoint]):
                 reason = str(failure)
                 busy = isinstance(failure, ServerBusy) and time.monotonic() < busy_until
                 failed += not busy  # a busy server says nothing of this request, unless it does so for long
-                self._failed(member, reason)
+                if busy and member.in_flight > 1:
+                    member.failures[reason] += 1
+                    member.places = member.in_flight - 1
+                else:
+                    self._failed(member, reason)
             else:
                 member.answered += 1
+                member.places = min(self.in_flight, member.places + 1 / member.places)
                 member.pause_s = FIRST_PAUSE_S
                 return result
             finally:
@@ -121,7 +127,7 @@ class Pool(Generic[AnyEndpoint]):
             for member in self.members:
                 if member.returning is not None and member.returning.done():
                     member.returning.result()  # raises what is no failure of a server
-            free = [member for member in self.members if member.works and member.in_flight < self.in_flight]
+            free = [member for member in self.members if member.works and member.in_flight < int(member.places)]
             if free:
                 chosen = min(free, key=lambda member: (member.in_flight, member.answered))
                 chosen.in_flight += 1

@@ -78,6 +78,14 @@ def test_requests_that_a_busy_server_sends_away_wait_for_it() -> None:
     assert isinstance(ask_all([always], 1, give_up_s=2)[0], RequestRefused)
 
 
+def test_a_server_gets_as_many_requests_as_it_takes() -> None:
+    small = Scripted("a")
+    small.plan = lambda number: ServerBusy("HTTP 429") if small.now > 5 else None
+    answers = ask_all([small], 500, in_flight=64, attempts=1)
+    assert all(isinstance(answer, Answer) for answer in answers)
+    assert small.asked < 500 + 64 + 500 / 5  # those of the start, and one more at a time now and then
+
+
 def test_what_a_dying_server_had_is_answered_by_the_others_once() -> None:
     dying = Scripted("a", lambda number: ServerFailed("gone") if number > 20 else None)
     other = Scripted("b")
