@@ -136,8 +136,10 @@ def empty_model(files: TargetFiles) -> PreTrainedModel:
 
 def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
     loader = _loader(files)
+    # Other shapes are refused below: transformers' own error names no tensor.
+    options |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:  # safetensors only: other weight files are pickles
-        model, report = loader.from_pretrained(files.path, use_safetensors=True, output_loading_info=True, **options)
+        model, report = loader.from_pretrained(files.path, **options)
     except Exception as error:  # of code that comes with the model, too
         attention = options["attn_implementation"]
         keys = f"target.path={files.path}" + (f" target.attention={attention}" if attention else "")
@@ -146,6 +148,12 @@ def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
         missing = sorted(report["missing_keys"])
         raise InputError(
             f"target.path={files.path} lacks {len(missing)} weights, e.g. {missing[0]}; get the whole checkpoint"
+        )
+    if others := sorted(report["mismatched_keys"]):
+        name, stored, expected = others[0]
+        raise InputError(
+            f"target.path={files.path} holds {len(others)} tensors of another shape than config.json says, e.g. "
+            f"{name}: {[*stored]} instead of {[*expected]}; get config.json and weights of one model"
         )
     if unused := unused_weights(model, decoder_of(model, files.path), sorted(report["unexpected_keys"])):
         raise InputError(

@@ -110,7 +110,10 @@ def save_as_pickle(folder):
         (lambda folder: remove(folder, "model.safetensors"), r"cannot be loaded"),
         (truncate_weights, r"cannot be loaded"),
         (drop_a_weight, r"lacks 1 weights, e\.g\. model\.layers\.3\.mlp\.up_proj\.weight"),
-        (lambda folder: edit_json(folder / "config.json", intermediate_size=500), r"cannot be loaded"),
+        (
+            lambda folder: edit_json(folder / "config.json", intermediate_size=500),
+            r"down_proj\.weight: \[192, 512\] instead of \[192, 500\]",
+        ),
     ],
 )
 def test_a_broken_folder_is_refused_under_the_config_key(tiny_copy, spoil, message):
