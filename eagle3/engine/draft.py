@@ -61,7 +61,7 @@ def read_adaptive(path: str) -> dict[int, list[int]]:
     except (OSError, ValueError) as error:
         raise InputError(f"{named} cannot be read ({type(error).__name__}); {MAKE}") from None
     entries = given.items() if isinstance(given, dict) else ()
-    found = {int(load): _steps(entry) for load, entry in entries if load.isdigit()}
+    found = {int(load): _steps(entry) for load, entry in entries if load.isdecimal()}
     if not found or not all(found.values()):
         where = next((f"its entry {load}" for load, steps in found.items() if not steps), "it")
         raise InputError(f'{named}: {where} is not of the form {{"1": {{"candidate_steps": [3]}}}}; {MAKE}')

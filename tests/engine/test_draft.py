@@ -25,6 +25,7 @@ def test_files_of_others_may_hold_several_candidates_and_sglangs_other_keys(tmp_
         ({"4": {"candidate_steps": [1]}, "8": {"candidate_steps": []}}, "its entry 8 is not of the form"),
         *(({"4": {"candidate_steps": wrong}}, "its entry 4 is not") for wrong in ([1, -1], [True], 3)),
         ({"4": [3]}, "its entry 4 is not"),
+        ({"²": {"candidate_steps": [3]}}, "it is not of the form"),
         ({"1": {"candidate_steps": [0]}}, "0 steps for every number of requests: serve the target without a head"),
     ],
 )
