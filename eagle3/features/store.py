@@ -24,7 +24,7 @@ from eagle3.features.index import index_name
 from eagle3.features.manifest import MAKE_FEATURES, TARGET_WEIGHTS, ShardEntry, read_index, read_manifest
 from eagle3.features.sample import Sample, views
 from eagle3.features.samples import IndexedShard, SampleRef, Samples
-from eagle3.features.shards import decode, hash_of, require_sha256, require_shard
+from eagle3.features.shards import decode, hash_of, missing, require_sha256, require_shard
 from eagle3.features.source import REQUESTS, TargetWeights
 from eagle3.progress import Bar
 from eagle3.storage.files import sha256_json
@@ -51,17 +51,23 @@ class FeatureStore:
 
     def read(self, ref: SampleRef) -> Sample:
         """Read a sample; locally, its large tensors are views of the file, so that unused parts are never read."""
-        self._check(ref.shard)
         begin, end = ref.entry.offset, ref.entry.offset + ref.entry.size
-        return self._decode(ref, self.storage.read(ref.shard, begin, end, sha256=ref.entry.sha256))
+        return self._decode(ref, self._content(ref.shard, begin, end, sha256=ref.entry.sha256))
 
     def read_run(self, refs: Sequence[SampleRef]) -> list[Sample]:
-        self._check(refs[0].shard)
         first, last = refs[0].entry, refs[-1].entry
-        content = self.storage.read(refs[0].shard, first.offset, last.offset + last.size)
+        content = self._content(refs[0].shard, first.offset, last.offset + last.size)
         if not self.remote:  # a copy: page faults in views of a mapped file would be spread over the later use
             content = memoryview(bytearray(content))
         return [self._part(ref, content, ref.entry.offset - first.offset) for ref in refs]
+
+    def _content(self, shard: str, begin: int, end: int, *, sha256: str | None = None) -> memoryview:
+        """Read a range of a shard, which may have been deleted since it was checked."""
+        self._check(shard)
+        try:
+            return self.storage.read(shard, begin, end, sha256=sha256)
+        except FileNotFoundError:
+            raise missing(f"{self.location}/{shard}") from None
 
     def _part(self, ref: SampleRef, content: memoryview, begin: int) -> Sample:
         """Return a sample of a run; one that came over a network without its hash is read again."""
