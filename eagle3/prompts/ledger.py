@@ -142,6 +142,8 @@ ADVICE = {
     "unknown role": "say whose turns they are, e.g. '+prompts.roles.NAME=user' (conf/prompts/default.yaml)",
     "license": "give the licence of rows that name none, e.g. prompts.license=Apache-2.0; data of your own gets a name "
     "that you allow: prompts.license=in-house 'prompts.licenses.allowed_terms=[in-house]' (conf/prompts/licenses)",
+    "source forbidden": "allow it by its name if the rows are yours to use, e.g. prompts.licenses.cleared=[NAME], or "
+    "rename a file of your own that is only called so (conf/prompts/licenses)",
     "no assistant turn": "give rows with answers, or drop answers=imported",
     "not a JSON object": "write one object a line, or all of them as one array in a file that ends in .json",
     "": "give rows with messages or prompts, or change what refuses these (conf/prompts)",

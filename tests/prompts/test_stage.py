@@ -70,6 +70,7 @@ def test_a_failing_run_leaves_the_earlier_prompts_whole(prepare, tmp_path):
          r"none of 3 rows in chats passed \(license missing: 2.*prompts\.licenses\.allowed_terms=\[in-house\]"),
         ([], {}, r"none of 0 rows in chats passed \(the sources are empty\); give rows with messages"),
         ([chat("a", license=None), {"x": 1}, {"x": 2}], {}, r"prompts: 2, license missing: 1\); say which column"),
+        ([chat("a", source="ShareGPT")], {}, r"forbidden: ShareGPT.*: 1\); allow it .*licenses\.cleared=\[NAME\]"),
         ([chat("a", answers=1)], {"keep_answers": True}, r"no assistant turn: 1\); give rows with answers"),
         ([chat("longer than five")], {"length": {"max_characters": 5}},
          r"more than 5 characters: 1\); .*change what refuses these \(conf/prompts\)"),
