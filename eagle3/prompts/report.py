@@ -157,7 +157,8 @@ def _credits(entries: list[dict]) -> Iterator[str]:
         if entry["prompts"]:
             yield "\n".join(line.replace("\n", "\n  ") for line in _credit_lines(entry))
     ids = sorted({id for entry in entries for license in entry["licenses"] for id in spdx_ids(license)})
-    yield "Licence texts:" + "".join(f"\n  {id}: {LICENSE_TEXT.format(id=id)}" for id in ids)
+    if ids:
+        yield "Licence texts:" + "".join(f"\n  {id}: {LICENSE_TEXT.format(id=id)}" for id in ids)
 
 
 def _credit_lines(entry: dict) -> Iterator[str]:
@@ -167,4 +168,4 @@ def _credit_lines(entry: dict) -> Iterator[str]:
         yield f"  from: {', '.join(origins)}"
     yield from (f"  {entry[key]}" for key in ("attribution", "link", "citation") if entry[key])
     if entry["missing"]:
-        yield "  CREDIT MISSING: this licence requires it; set `attribution` of the source"
+        yield "  CREDIT MISSING: set `attribution` of the source, or list a licence that needs none in `free_of_credit`"

@@ -226,10 +226,14 @@ def test_credit_comes_from_the_card_and_is_one_paragraph_a_source(prepare, tmp_p
         (["CC-BY-4.0"], "© the ducks", False),
         (["CC0-1.0", "Public-Domain"], None, False),
         (["CC0-1.0", "MIT"], None, True),
+        (["in-house"], None, False),
+        (["acme-internal"], None, True),
     ],
 )
 def test_credit_that_a_licence_asks_for_and_nobody_gave_is_called_missing(prepare, licenses, attribution, missing):
-    ledger = prepare([chat(license, license=license) for license in licenses], attribution=attribution)
+    rows = [chat(license, license=license) for license in licenses]
+    ledger = prepare(rows, attribution=attribution, licenses={"allowed_terms": ["in-house", "acme-internal"]})
     text = (prepare.folder / "attribution.txt").read_text()
     assert ledger["attribution"][0]["missing"] is missing is ("CREDIT MISSING" in text)
     assert ("© the ducks" in text) is (attribution is not None)
+    assert ("Licence texts" in text) is any(license[0].isupper() for license in licenses)
