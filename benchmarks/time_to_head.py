@@ -146,7 +146,7 @@ def results(options: argparse.Namespace, steps: dict[str, dict[str, Any]]) -> di
         stored = steps["features"]["bytes"]
         found |= {"features_dtype": options.dtype, "features_bytes": stored}
         found["bytes_per_token"] = stored / tokens["features"]
-    if set(GPU_STEPS) <= set(steps) and gpus <= 1:
+    if set(GPU_STEPS) <= set(steps) and gpus == 1:
         hours, found["starts"] = {}, {}
         for name in GPU_STEPS:
             at_work = tokens[name] / steps[name]["tokens_per_s"]

@@ -149,6 +149,16 @@ def test_what_lost_workers_held_is_done_by_others_and_counted_once(caplog: pytes
     assert "was lost with" in caplog.text
 
 
+def test_results_that_come_at_once_are_given_no_rate(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    for seconds in (0.5, 60):
+        with Meter(2, desc=f"{seconds} s", unit="number", of="tokens") as meter:
+            meter.add(ended=1, tokens=600)
+            meter.since -= seconds
+            meter.add(ended=1, tokens=600)
+    assert caplog.messages == ["60 s: 10 tokens/s, counted from the first result"]
+
+
 def test_a_worker_that_cannot_start_is_named_and_the_others_continue(caplog: pytest.LogCaptureFixture) -> None:
     assert squares(Squares(refused=frozenset([1])), ProgressBuffer()) == EXPECTED
     assert "worker 1 on" in caplog.text and "there is no target here; the other 2 continue" in caplog.text
