@@ -106,6 +106,7 @@ def test_new_tokens_join_those_of_the_head_and_start_as_configured(
     settings = FREE | {"default_draft_vocab_size": 34, "lm_head_from_target": lm_head_from_target}
     head = build_head(source=store, start=start, **settings)
     assert "init_from=HEAD: the draft vocabulary of 34 keeps 30 of the head's 30 tokens, 4 are new" in caplog.text
+    assert "draft vocabulary of 34 tokens: with a multiple of 64 a GPU trains it faster" in caplog.text
     old = torch.isin(head.draft_ids, start.head.draft_ids)
     assert torch.equal(head.draft_ids[old], start.head.draft_ids)
     assert torch.equal(head.lm_head.weight[old], start.head.lm_head.weight)
