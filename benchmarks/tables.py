@@ -87,17 +87,18 @@ def best() -> str:
     heads = result(SPECFORGE)["heads"]
     seeds = result(SEEDS)["after_training"]["heldout"]["accept_length"]
 
-    def over_seeds(trainer: str, drafts: str) -> float:  # the first is of a run of its own
-        first = heads["curves"][{"ours": "ours, recipe"}.get(trainer, "SpecForge, lr 0.001")][-1]["accept_length"]
-        others = [seeds[f"{drafts}, greedy"][f"{trainer}, seed {seed}"]["accept_length"] for seed in (1, 2)]
-        return mean([first[f"all, {drafts}, greedy"], *others])
+    def over_seeds(first: str, *others: str, drafts: str) -> float:  # the first is of a run of its own
+        lengths = [seeds[f"{drafts}, greedy"][name]["accept_length"] for name in others]
+        return mean([heads["curves"][first][-1]["accept_length"][f"all, {drafts}, greedy"], *lengths])
 
-    ours = " / ".join(f"**{over_seeds('ours', drafts):.2f}**" for drafts in DRAFTS)
-    theirs = " / ".join(f"{over_seeds('SpecForge', drafts):.2f}" for drafts in DRAFTS)
+    of_ours = partial(over_seeds, "ours, recipe", "ours, seed 1", "ours, seed 2")
+    of_theirs = partial(over_seeds, "SpecForge, lr 0.001", "SpecForge, seed 1", "SpecForge, seed 2")
+    ours = " / ".join(f"**{of_ours(drafts=drafts):.2f}**" for drafts in DRAFTS)
+    theirs = " / ".join(f"{of_theirs(drafts=drafts):.2f}" for drafts in DRAFTS)
     longer = " / ".join(
         f"{seeds[f'{drafts}, greedy']['SpecForge, 10 epochs']['accept_length']:.2f}" for drafts in DRAFTS
     )
-    theirs = f"{theirs}, SpecForge, the best of three learning rates; {longer} after ten epochs"
+    theirs = f"{theirs}, SpecForge, the best of three learning rates; ten epochs, one seed: {longer}"
     rows.append(["same data and head shape, `lm_head` trained, six epochs, mean of three seeds", ours, theirs])
     theirs, ours = (
         next(iter(result(name)["heads"]["curves"].values()))[-1]

@@ -65,7 +65,7 @@ def serving(servers: list[Server]) -> Iterator[list[Server]]:
     """Start all servers at once, because each takes minutes; stop all of them, also if one does not start."""
     end_with_the_terminal()
 
-    def ask_to_stop() -> None:  # each takes seconds
+    def ask_to_stop() -> None:  # all, before one is waited for
         for server in servers:
             server.ask_to_stop()
 

@@ -87,7 +87,9 @@ class Pool(Generic[AnyEndpoint]):
                 reason = str(failure)
                 busy = isinstance(failure, ServerBusy) and time.monotonic() < busy_until
                 failed += not busy  # a busy server says nothing of this request, unless it does so for long
-                if busy and member.in_flight > 1:
+                if busy and member.in_flight > 1:  # it works on the others: this one waits for one of them to end
+                    if not member.failures[reason]:
+                        log.warning("%s: %s; gets fewer requests at a time", member.endpoint.url, reason)
                     member.failures[reason] += 1
                     member.places = member.in_flight - 1
                 else:
