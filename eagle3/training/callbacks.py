@@ -62,11 +62,11 @@ def warn_of_no_validation(trainer: Trainer) -> None:
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Keeps the best checkpoints.
+    """Keeps the best checkpoints, and deletes unfinished ones, which a kill has left.
 
     A resumed run keeps the best checkpoints that the resumed one knows, even if the folder has moved. In that folder it
-    deletes leftovers of a kill: a checkpoint of steps that are trained again, one that was about to be deleted, or an
-    unfinished one. It forgets those that are gone: a score without a file would keep later ones from being saved.
+    deletes other leftovers of a kill: a checkpoint of steps that are trained again, or one that was about to be
+    deleted. It forgets those that are gone: a score without a file would keep later ones from being saved.
     """
 
     kept: Set[str] = frozenset()
@@ -87,15 +87,16 @@ class BestCheckpoint(ModelCheckpoint):
         super().on_train_start(trainer, module)
         warn_of_no_validation(trainer)
         folder, beginning = Path(str(self.dirpath)).resolve(), str(self.filename).partition("{")[0]
-        resumed = trainer.ckpt_path
-        if not beginning or resumed is None or Path(resumed).resolve().parent != folder:
+        if not beginning:
+            return
+        if trainer.is_global_zero:
+            for name in ("last.ckpt", f"{escape(beginning)}*.ckpt"):
+                LocalFolder(folder).delete_unfinished(name)
+        if trainer.ckpt_path is None or Path(trainer.ckpt_path).resolve().parent != folder:
             return
         for path in folder.glob(f"{escape(beginning)}*.ckpt"):
             if path.name not in {"last.ckpt", *self.kept}:
                 trainer.strategy.remove_checkpoint(path)
-        if trainer.is_global_zero:
-            for name in ("last.ckpt", f"{escape(beginning)}*.ckpt"):
-                LocalFolder(folder).delete_unfinished(name)
 
 
 class EarlyStopping(callbacks.EarlyStopping):

@@ -452,6 +452,14 @@ def test_a_resumed_run_drops_the_best_checkpoints_that_a_kill_left_and_keeps_its
     assert [Path(rest.trainer.checkpoint_callback.best_model_path)] == list(folder.glob("best-*.ckpt"))
 
 
+def test_a_run_that_was_killed_in_its_first_checkpoint_and_starts_again_drops_it(train: Start) -> None:
+    run = train("run", "trainer.max_epochs=1")
+    unfinished = LocalFolder(run.directory / "checkpoints").create("best-step3-accept1.000.ckpt")
+    unfinished.file.close()
+    run.fit()
+    assert not unfinished.temporary.exists()
+
+
 def test_a_score_whose_checkpoint_is_gone_keeps_no_later_one_from_being_saved(train: Start) -> None:
     def run(*overrides: str) -> ModelCheckpoint:
         started = train("run", "callbacks.best.monitor=val/loss", "callbacks.best.mode=min", *overrides)
