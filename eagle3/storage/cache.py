@@ -14,6 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from eagle3.errors import InputError
 from eagle3.storage.folder import Readable
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,12 @@ class CachedFolder:
     def __init__(self, storage: Readable, path: Path, *, limit: int) -> None:
         self.storage, self.location, self.root, self.limit = storage, storage.location, path, limit
         self.path = path / hashlib.sha256(storage.location.encode()).hexdigest()[:32]
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"data.cache_dir={path}: {error.strerror}; give a folder that you may write to, or leave it out"
+            ) from None
         self._until_check = 0  # bytes that may be written before the next look at the limit
         self._counting = threading.Lock()
         self._failed = False
@@ -53,7 +59,8 @@ class CachedFolder:
             with (self.path / name).open("rb", buffering=0) as file:
                 if os.lseek(file.fileno(), start, os.SEEK_DATA) >= stop:  # a hole: no need to read zeros
                     return None
-                os.utime(file.fileno())
+                with suppress(OSError):  # a cache that may only be read
+                    os.utime(file.fileno())
                 content = memoryview(bytearray(stop - start))
                 file.seek(start)
                 return content if file.readinto(content) == len(content) else None
