@@ -74,7 +74,8 @@ class RunCheckpoints:
         if latest and latest.resolve() != Path(ckpt_path).resolve():
             raise InputError(
                 f"ckpt_path={ckpt_path} would replace the checkpoints of hydra.run.dir={self.run_dir}, of which only "
-                f"the latest resumes it; give ckpt_path={latest}, or another hydra.run.dir"
+                f"the latest resumes it; give ckpt_path={latest}, or another hydra.run.dir, or delete that checkpoint "
+                f"if it is damaged"
             )
         if folder == self.copies_at:
             raise InputError(

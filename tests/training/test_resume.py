@@ -98,6 +98,17 @@ def test_an_older_checkpoint_of_the_run_is_refused_and_later_ones_are_kept(tmp_p
     assert RunCheckpoints(tmp_path / "elsewhere", None).resume_from(str(older)) == str(older)
 
 
+def test_a_run_whose_last_checkpoint_is_damaged_resumes_from_an_earlier_one_once_that_is_deleted(
+    tmp_path: Path, save: Saved
+) -> None:
+    folder = tmp_path / "run/checkpoints"
+    best, last = save(folder / "best-step8.ckpt", 8), save(folder / "last.ckpt", 9)
+    last.write_bytes(last.read_bytes()[:1000])
+    assert "or delete that checkpoint if it is damaged" in refusal(tmp_path / "run", best)
+    last.unlink()
+    assert RunCheckpoints(tmp_path / "run", None).resume_from("auto") == str(best)
+
+
 def test_a_run_that_was_continued_elsewhere_resumes_from_the_later_copy(tmp_path: Path, save: Saved) -> None:
     run, copies = tmp_path / "run", tmp_path / "copies"
     for step, folder in ((100, run / "checkpoints"), (500, copies)):
