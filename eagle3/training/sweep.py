@@ -123,7 +123,7 @@ def read_job(path: Path) -> dict[str, Any]:
     result = path / "result.json"
     values = {"metric": None, "score": None, "steps": 0}
     if result.is_file():
-        values |= read_sealed_json(result, made_by="the sweep's job")
+        values |= read_sealed_json(result, made_by="the same sweep with ckpt_path=auto")
     overrides = [str(item) for item in OmegaConf.load(path / ".hydra" / "overrides.yaml")]
     return {"name": path.name, "settings": overrides, **values}
 
@@ -137,4 +137,7 @@ if __name__ == "__main__":
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
         missing = f"{sys.argv[1]} is no folder; " if len(sys.argv) == 2 else ""
         exit_with(f"{missing}give the folder of a sweep: python -m eagle3.training.sweep outputs/sweep/…", 1)
-    print(ranked_table(Path(sys.argv[1])))
+    try:
+        print(ranked_table(Path(sys.argv[1])))
+    except InputError as error:
+        exit_with(str(error), 1)

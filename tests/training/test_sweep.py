@@ -72,6 +72,17 @@ def test_a_mistyped_folder_is_named(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"error: {tmp_path / 'swep'} is no folder; give the folder of a sweep")
 
 
+def test_a_damaged_result_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "0/.hydra").mkdir(parents=True)
+    (tmp_path / "0/.hydra/overrides.yaml").touch()
+    (tmp_path / "0/result.json").write_text("{")
+    command = [sys.executable, "-m", "eagle3.training.sweep", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {tmp_path / '0/result.json'} is not valid JSON")
+    assert done.stderr.endswith("delete it and run: the same sweep with ckpt_path=auto\n")
+
+
 # --- a sweep in the folder of an earlier one --------------------------------------------------------------------------
 
 RATES = ["optim.lr=1e-3,3e-3", "seed=0,1"]
