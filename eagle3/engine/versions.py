@@ -14,6 +14,7 @@ import json
 import logging
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ REPORTED = (
 def find_sglang(settings: LaunchSettings) -> str:
     """Return the version of launch.python's SGLang; InputError if it is missing or too old."""
     named = f"launch.python={settings.interpreter}"
-    version = _run(settings, PROBE)
+    version = _run(settings.interpreter, settings.environment, PROBE)
     if not version:
         raise InputError(f"{named} has no SGLang; {INSTALL}")
     if numbers(version) < OLDEST:
@@ -63,7 +64,7 @@ def find_sglang(settings: LaunchSettings) -> str:
 
 def count_gpus(settings: LaunchSettings, *, servers: int = 1) -> int:
     """Return how many GPUs the PyTorch of launch.python sees; InputError if these servers need more."""
-    gpus = int(_run(settings, GPUS))
+    gpus = _visible_gpus(settings.interpreter, tuple(settings.environment.items()))
     if gpus < servers * settings.tp_size:
         each = f" for each of {servers} servers" if servers > 1 else ""
         fewer = ", answers.servers or features.engine.servers" if servers > 1 else ""
@@ -74,12 +75,17 @@ def count_gpus(settings: LaunchSettings, *, servers: int = 1) -> int:
     return gpus
 
 
-def _run(settings: LaunchSettings, code: str) -> str:
+@cache  # importing PyTorch takes seconds, and a stage asks before it loads anything and when it starts servers
+def _visible_gpus(interpreter: str, environment: tuple[tuple[str, str], ...]) -> int:
+    return int(_run(interpreter, dict(environment), GPUS))
+
+
+def _run(interpreter: str, environment: dict[str, str], code: str) -> str:
     """Return the last line that Python code prints in the server's environment."""
-    named = f"launch.python={settings.interpreter}"
-    command = [settings.interpreter, "-c", code]
+    named = f"launch.python={interpreter}"
+    command = [interpreter, "-c", code]
     try:
-        ran = subprocess.run(command, env=settings.environment, capture_output=True, text=True, check=False)
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     except OSError as error:
         raise InputError(f"{named} cannot be run: {error.strerror}; name a Python interpreter") from None
     if ran.returncode:

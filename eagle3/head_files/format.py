@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from eagle3.errors import InputError
-from eagle3.head.draft_head import DraftHead, HeadConfig
+from eagle3.head.draft_head import DraftHead, HeadConfig, WithoutValues
 from eagle3.head.draft_vocab import from_offsets, membership, to_offsets
 from eagle3.head.eagle3 import EAGLE3, Eagle3, has_fc_norm, has_norm_before_fc, rope_of
 from eagle3.head.registry import kind_named, kind_of_architecture
@@ -177,7 +177,8 @@ def expected_shapes(files: HeadFiles, config: HeadConfig) -> dict[str, tuple[int
 def build_draft_head(files: HeadFiles, config: HeadConfig, ids: Int[Tensor, " D"]) -> DraftHead:
     """Build the head with weights of no meaning; InputError where its RoPE is incomplete."""
     try:
-        return kind_of(files).new_head(config, ids)
+        with WithoutValues():
+            return kind_of(files).new_head(config, ids)
     except Exception as error:  # of transformers' RoPE, which takes some of its settings for granted and checks others
         rope = f"rope_parameters (or rope_theta and rope_scaling) {config.rope_parameters}"
         raise InputError(f"head={files.path}: {rope} in config.json cannot be used: {error!r}; correct them") from None

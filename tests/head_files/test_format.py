@@ -93,6 +93,12 @@ def test_norm_before_fc_is_read_where_sglang_reads_it(nested: dict, read: bool, 
     assert head_config(read_files(tmp_path)).norm_before_fc
 
 
+def test_no_values_are_drawn_for_weights_that_are_loaded(saved: Path) -> None:
+    before = torch.get_rng_state()
+    load_head(saved)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_without_d2t_the_draft_vocabulary_is_the_whole_one(saved: Path) -> None:
     edit_tensors(saved / "model.safetensors", lambda tensors: tensors.pop("d2t"))
     edit_json(saved / "config.json", vocab_size=30)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eagle3.decoding.speculate import require_topk
 from eagle3.errors import InputError
-from eagle3.head.draft_head import DraftHead
+from eagle3.head.draft_head import DraftHead, WithoutValues
 from eagle3.head.registry import kind_named
 from eagle3.head_files.check_config import (
     check_context,
@@ -155,7 +155,8 @@ def check_reload(trained: TrainedHead, directory: Path) -> Finding:
 
 def in_dtype(head: DraftHead, dtype: torch.dtype) -> DraftHead:
     """Copy the head with weights in `dtype`; RoPE's frequencies stay in float32, as servers keep them."""
-    copy = kind_named(head.config.KIND).new_head(head.config, head.draft_ids)
+    with WithoutValues():
+        copy = kind_named(head.config.KIND).new_head(head.config, head.draft_ids)
     weights = {name: weight.to(dtype) for name, weight in head.named_parameters()}
     copy.load_state_dict(weights | {"draft_ids": head.draft_ids}, assign=True)
     return copy

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import InputError
-from eagle3.head.draft_head import DraftHead
+from eagle3.head.draft_head import DraftHead, WithoutValues
 from eagle3.head.registry import kind_named
 from eagle3.head_files.files import INDEX
 from eagle3.head_files.format import is_exported_head, save_head
@@ -92,7 +92,8 @@ def read_trained(path: Path) -> TrainedHead:
         files={},
     )
     weights = {name.removeprefix(prefix): w for name, w in checkpoint.weights.items() if name.startswith(prefix)}
-    head = kind.new_head(kind.config_type(**training.head_config), weights["draft_ids"])
+    with WithoutValues():
+        head = kind.new_head(kind.config_type(**training.head_config), weights["draft_ids"])
     head.load_state_dict(weights)
     return TrainedHead(head.eval().requires_grad_(False), record, origin.target_config, training.settings)
 
