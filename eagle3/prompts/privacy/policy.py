@@ -66,6 +66,11 @@ class Privacy:
                 f"prompts.privacy.actions.{unknown[0]}: no recogniser finds it; take {', '.join(known)}, or add one "
                 f"to prompts.privacy.recognisers"
             )
+        if unused := sorted({each.entity for each in self.own} - set(actions)):
+            raise InputError(
+                f"prompts.privacy.actions.{unused[0]} is not set, but one of prompts.privacy.recognisers finds it; "
+                f"add +prompts.privacy.actions.{unused[0]}=drop, mask or keep"
+            )
         self._check_policy()
 
     def _all(self) -> list[Any]:

@@ -126,6 +126,7 @@ class Own:
 
 
 BADGE, AGAIN, DIGIT = Own("BADGE", r"\bB-\d{4}\b"), Own("AGAIN", r"\bB-\d{4}\b"), Own("DIGIT", r"\d")
+BADGES = "_target_: tests.prompts.privacy.test_policy.Own, entity: BADGE, pattern: 'B-[0-9]+'"
 NUMBER = Own("NUMBER", r"\d{4} \w+")  # begins inside a badge and ends behind it
 
 
@@ -136,8 +137,7 @@ def with_own(*own: tuple[Own, str]) -> Privacy:
 
 
 def test_a_recogniser_is_one_class_and_its_config():
-    target = "_target_: tests.prompts.privacy.test_policy.Own, entity: BADGE, pattern: 'B-[0-9]+'"
-    badges = build_privacy(f"+privacy.recognisers.badge={{{target}}}", "+privacy.actions.BADGE=mask")
+    badges = build_privacy(f"+privacy.recognisers.badge={{{BADGES}}}", "+privacy.actions.BADGE=mask")
     assert contents(badges(prompt("I am B-1234.")).prompt) == ["I am <BADGE>."]
 
 
@@ -217,6 +217,11 @@ def test_off_looks_for_nothing_and_says_so(caplog):
         ("strict", (), r"privacy\.model=null.*LOCATION, PERSON.*model\.path=FOLDER.*prompts/privacy=patterns"),
         ("patterns", ("privacy.phone.regions=[UK]",), r"phone\.regions holds UK, no ISO 3166 code.*GB"),
         ("patterns", ("+privacy.actions.BADGE=mask",), r"actions\.BADGE: no recogniser finds it; take API_KEY, "),
+        (
+            "patterns",
+            (f"+privacy.recognisers.badge={{{BADGES}}}",),
+            r"actions\.BADGE is not set.*BADGE=drop, mask or keep",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_key(policy, overrides, message):
