@@ -127,10 +127,8 @@ class Privacy:
         if self.policy == "off":
             log.warning("prompts/privacy=off: personal data and secrets are NOT looked for")
         elif any(spots.values()):
-            log.warning(
-                "prompts/privacy=%s: %s; to detect names and places add prompts/privacy/model=onnx",
-                self.policy, in_words(**spots),
-            )  # fmt: skip
+            advice = "" if self.model else "; to detect names and places add prompts/privacy/model=onnx"
+            log.warning("prompts/privacy=%s: %s%s", self.policy, in_words(**spots), advice)
 
     def find(self, text: str) -> tuple[list[Found], list[Found]]:
         """Return the findings, and those that are let through, each in order and without overlaps."""
