@@ -103,8 +103,10 @@ def draft_head(files: HeadFiles, dtype: torch.dtype | None) -> DraftHead:
 
 
 def kind_of(files: HeadFiles) -> Eagle3:
-    """Return the kind that config.json names; other trainers' names are taken for EAGLE-3, and the checks say so."""
-    return kind_of_architecture(files.config.get("architectures")) or EAGLE3
+    """Return the kind that config.json, or else training.json, names; other trainers' are taken for EAGLE-3, and the
+    checks say so."""
+    named = kind_of_architecture(files.config.get("architectures"))
+    return named or (kind_named(files.record.kind) if files.record else EAGLE3)
 
 
 def head_config(files: HeadFiles) -> HeadConfig:

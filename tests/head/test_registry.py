@@ -14,6 +14,7 @@ from two_layer_head import TwoLayerConfig, TwoLayerHead
 
 from eagle3.decoding.speculate import measure
 from eagle3.errors import InputError
+from eagle3.head import registry
 from eagle3.head.kernels import KernelPlan
 from eagle3.head.registry import kind_named
 from eagle3.head_files.files import read_files
@@ -94,14 +95,27 @@ def test_a_kind_that_nobody_registered_is_named_with_those_there_are() -> None:
         kind_named("block")
 
 
+def test_an_exported_head_whose_kind_is_not_registered_is_not_read_as_eagle3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = two_layer_head()
+    export_head(TrainedHead(head, record_of(head, FINGERPRINT), tiny_target().facts), tmp_path / "head", versions={})
+    monkeypatch.delitem(registry._KINDS, "two_layer")
+    with pytest.raises(InputError, match=r"a head of kind two_layer is none of eagle3"):
+        load_head(tmp_path / "head")
+
+
+def two_layer_head() -> TwoLayerHead:
+    config = TwoLayerConfig.for_target(
+        tiny_target().facts, num_captured_layers=3, draft_vocab_size=40, fc_norm=False, norm_output=False
+    )
+    return TwoLayerHead(config, torch.arange(40))
+
+
 def test_trees_of_a_second_kind_are_left_to_the_server(tmp_path: Path) -> None:
     """What `tune` replays trees with is EAGLE-3's own."""
-    target = tiny_target()
-    config = TwoLayerConfig.for_target(
-        target.facts, num_captured_layers=3, draft_vocab_size=40, fc_norm=False, norm_output=False
-    )
-    head = TwoLayerHead(config, torch.arange(40))
-    export_head(TrainedHead(head, record_of(head, FINGERPRINT), target.facts), tmp_path / "head", versions={})
+    head = two_layer_head()
+    export_head(TrainedHead(head, record_of(head, FINGERPRINT), tiny_target().facts), tmp_path / "head", versions={})
     answering = AnswerSettings(max_new_tokens=8, temperature=0.0, seed=0)
     with pytest.raises(
         InputError, match=r"replays only eagle3 heads, and .*/head is of kind two_layer; .*action=bench"
