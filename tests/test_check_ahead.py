@@ -58,6 +58,12 @@ def test_auto_takes_the_engine_where_it_and_a_gpu_are(
     check_settings(config, "precompute")
 
 
+def test_auto_takes_the_running_servers_that_are_named(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "answers=auto", "answers.urls=[http://node1:30000]")
+    choose_engine(config, ["answers"])
+    assert config.answers.name == "sglang" and config.answers.urls == ["http://node1:30000"]
+
+
 def test_every_stage_that_can_be_chosen_is_there() -> None:
     assert set(STAGES) == set(NAMES)
 

@@ -202,9 +202,10 @@ def check_layers(config: DictConfig, target: "TargetFiles") -> None:
 
 
 def choose_engine(config: DictConfig, stages: Sequence[str]) -> None:
-    """Replace `auto` by SGLang where it and a GPU are available, else by Hugging Face; log it for `stages` that run."""
+    """Replace `auto` by SGLang where it and a GPU are available or running servers are named, else by Hugging Face; log
+    it for `stages` that run."""
     if config.answers.name == "auto":
-        if sglang_can(config, "answers", stages):
+        if config.answers.urls or sglang_can(config, "answers", stages):
             config.answers.name = "sglang"
         else:
             config.answers = OmegaConf.load(Path(cli.CONF) / "answers/huggingface.yaml")
