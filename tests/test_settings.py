@@ -153,6 +153,11 @@ def test_every_key_takes_any_value_or_is_named_in_one_line(number: int, value: A
         ("train", "callbacks.best.mode=min", "best.mode=min looks for the worst val/served_accept_length_7; "),
         ("train", "+trainer.limit_val_batches=0", "limit_val_batches=0 leaves nothing to choose the best che"),
         ("train", "optim._target_=eagle3.Adam", "optim._target_=eagle3.Adam names no class or function that can be"),
+        (
+            "train",
+            "optim._target_=adams.Adam",
+            "(modules are found in the clone, in PYTHONPATH and next to the folder of",
+        ),
         ("train", "+optim.momentum=0.9", "optim.momentum is not a key of this config; --cfg job shows every key"),
         ("train", "+data.pathh=x", "data.pathh is not a key of this config"),
         ("train", "+loss.gamma=1", "loss.gamma is not a key of this config"),

@@ -192,7 +192,10 @@ def _is_part(value: dict[Any, Any]) -> dict[Any, Any]:
 
 def _require_taken(target: str, keys: dict[Any, Any]) -> None:
     try:
-        parameters = inspect.signature(locate(target)).parameters  # type: ignore[arg-type]
+        found = locate(target)
+        if found is None:
+            raise TypeError("modules are found in the clone, in PYTHONPATH and next to the folder of --config-dir")
+        parameters = inspect.signature(found).parameters  # type: ignore[arg-type]
     except (ErrorDuringImport, TypeError, ValueError) as error:
         rule = f"names no class or function that can be imported ({first_line(error)})"
         raise fault("_target_", value=target, rule=rule) from None
