@@ -137,6 +137,7 @@ def best() -> str:
     disk = f"{whole['features_bytes'] / conversations * 1e5 / 1e12:.1f} TB"
     cost = f"**{hours:.2f} GPU-hours**, {disk} of disk"
     extrapolated = f"one epoch; extrapolated from {conversations:,} on one H200"
+    extrapolated += f"; {whole['fp8']['for_100000']['gpu_hours']:.2f} with float8 in the server and the training"
     rows.append(["100,000 conversations to a head, target of 8 B", cost, extrapolated])
     return markdown("what | result | compared with", rows)
 
