@@ -86,7 +86,8 @@ def target_config(config: PretrainedConfig, vocab_size: int, dtype: str | None) 
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         vocab_size=vocab_size,
-        intermediate_size=config.intermediate_size,
+        # Some families do not state it by this name (OPT, Falcon), others have experts alone (Qwen3.5 MoE).
+        intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,

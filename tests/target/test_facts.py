@@ -53,3 +53,10 @@ def test_the_logit_transform_is_recorded_with_the_target() -> None:
     assert made.logit_transform == LogitTransform()
     capped = TargetConfig(**{**vars(made), "logit_transform": LogitTransform(scale=0.5, soft_cap=30.0)})
     assert parse_record(record_bytes(capped), TargetConfig, source="here", remedy="") == capped
+
+
+@pytest.mark.parametrize("name", ["OPTConfig", "FalconConfig", "Qwen3_5MoeTextConfig"])
+def test_a_target_that_states_no_width_of_its_mlps_gives_heads_four_times_its_hidden_size(name: str) -> None:
+    config = getattr(transformers, name)(**SIZES)
+    assert not hasattr(config, "intermediate_size")
+    assert target_config(config, 64, None).intermediate_size == 4 * SIZES["hidden_size"]
