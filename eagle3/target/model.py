@@ -190,6 +190,14 @@ def decoder_of(model: PreTrainedModel, path: str) -> nn.Module:
     if not isinstance(getattr(decoder, "layers", None), nn.ModuleList) or model.get_output_embeddings() is None:
         kind = type(model).__name__
         raise InputError(f"target.path={path} is a {kind}, which has no list of decoder layers with an lm_head on top")
+    ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
+    hidden_size = model.config.get_text_config(decoder=True).hidden_size
+    for width in (end.weight.shape[-1] for end in ends):
+        if width != hidden_size:  # OPT-350m projects in between
+            raise InputError(
+                f"target.path={path} has embeddings of width {width} and a hidden size of {hidden_size}, and draft "
+                f"heads need both to be the same; choose another target"
+            )
     return decoder
 
 

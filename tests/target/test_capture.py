@@ -236,6 +236,12 @@ def test_what_a_target_does_to_its_logits_is_found_and_gives_its_own_logits(tmp_
         assert_close(transform(last @ target.lm_head.T), target.model(ids).logits[0], rtol=1e-5, atol=1e-5)
 
 
+def test_embeddings_that_are_projected_to_the_hidden_size_are_refused(tmp_path):
+    config = transformers.OPTConfig(**{**SHAPE, "num_hidden_layers": 2, "ffn_dim": 64, "word_embed_proj_dim": 16})
+    with pytest.raises(InputError, match=r"target\.path=.*embeddings of width 16 and a hidden size of 32"):
+        random_target(tmp_path, config)
+
+
 def test_logits_with_a_bias_are_refused(tmp_path):
     target = random_target(tmp_path, transformers.PhiConfig(**{**SHAPE, "num_hidden_layers": 2}))
     with pytest.raises(InputError, match=r"target\.path=.*its logits are not lm_head times"):
