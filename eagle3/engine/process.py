@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Self
 
@@ -75,7 +76,8 @@ class Server:
         require_free_port(self.settings.host, self.settings.port)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._start()
+            with ThreadPoolExecutor(1) as thread:  # where Ctrl-C does not come between the start and self.process
+                thread.submit(self._start).result()
             self._wait_until_healthy()
         except BaseException:
             self.stop()

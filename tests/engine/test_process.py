@@ -53,6 +53,24 @@ def test_a_server_answers_inside_its_block_and_is_gone_behind_it(start: Start) -
         ask_now(f"{server.url}/server_info")
 
 
+def test_ctrl_c_between_the_start_of_the_process_and_its_name_leaves_no_server(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt), start():
+        pass
+    monkeypatch.undo()
+    assert started[0].wait(10) is not None
+
+
 def test_a_taken_port_is_one_line_before_anything_starts(start: Start) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
