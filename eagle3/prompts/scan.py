@@ -7,7 +7,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +77,8 @@ class Scanner:
         if isinstance(found, Refused):
             writer.reject(line, self.privacy.safe_id(found.id) if found.id else None, found.reason)
             return
-        found = found._replace(id=self.privacy.safe_id(found.id), source=self._safe_source(found.source))
+        found = found._replace(id=self.privacy.safe_id(found.id), source=self.privacy.safe_source(found.source))
         writer.keep(line, found, self.signer(found), self.traffic.cell(found) if self.traffic else None)
-
-    @cached_property
-    def _safe_source(self) -> Any:
-        return lru_cache(1024)(self.privacy.safe_source)  # many rows share one
 
 
 def checked(found: Prompt | Refused, checks: list[Check], counts: dict[str, Counter[str]]) -> Prompt | Refused:

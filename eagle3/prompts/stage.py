@@ -39,6 +39,7 @@ def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool
     """
     found = configured_sources(settings)
     folder = Path(out_dir) / "prompts"
+    work = folder / ".work"
     made_by = {"format": FORMAT, "keep_answers": keep_answers, "rules": rules.inputs()}
     sources = [
         {**source.inputs(), "credit": source.terms.credit(), "limit": source.limit, "files": source.fingerprint()}
@@ -48,15 +49,14 @@ def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool
     ledger = current_ledger(folder, inputs)
     if ledger is not None:
         log.info("prompts are up to date: %d in %s", ledger["prompts"], folder)
-        _remove_work(folder)
+        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed while it removed it
         return ledger
-    work = folder / ".work"
     scanner = Scanner(work / "chunks", found, rules, keep_answers=keep_answers)
     tasks = tasks_of(found, int(settings.chunk_mb * 1e6), list(made_by.values()))
     with _selected(work, scanner, tasks, rules, settings) as (chunks, selection, traffic):
         counts = write_prompts(work / "made", found, chunks, selection)
     ledger = _publish(folder, found, counts, traffic, rules, inputs)
-    _remove_work(folder)
+    shutil.rmtree(work)
     log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], folder)
     if left_out := sum((Counter(source["rejected"]) for source in ledger["sources"].values()), Counter[str]()):
         log.info("left out: %s; report.md there has more", dict(left_out.most_common()))
@@ -87,15 +87,6 @@ def _selected(
                 selection.limit(limit)
             yield chunks, selection, report
             return
-
-
-def _remove_work(folder: Path) -> None:
-    """Rename, then remove: a run that is killed here must not leave what looks like complete chunks."""
-    work, removed = folder / ".work", folder / ".removed"
-    shutil.rmtree(removed, ignore_errors=True)
-    if work.exists():
-        work.rename(removed)
-        shutil.rmtree(removed)
 
 
 def _publish(

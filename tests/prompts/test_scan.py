@@ -163,25 +163,6 @@ def damaged_parquet(path: Path) -> Path:
     return path
 
 
-def test_a_run_that_was_killed_while_it_cleaned_up_can_be_followed_by_any_other(
-    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed_halfway(folder: Path, **_: object) -> None:
-        for file in Path(folder).rglob("*.parquet"):
-            file.unlink()
-            raise KeyboardInterrupt
-
-    path = str(write(tmp_path / "chats.jsonl", unlike("alpha", 20)))
-    for limit in (None, 5):
-        with monkeypatch.context() as patch:
-            patch.setattr("eagle3.prompts.stage.shutil.rmtree", killed_halfway)
-            with pytest.raises(KeyboardInterrupt):
-                prepare(path=path)
-        assert prepare(path=path, limit=limit)["prompts"] == (limit or 20)
-        assert [file.name for file in prepare.folder.iterdir() if file.name.startswith(".")] == []
-        (prepare.folder / "ledger.json").unlink()
-
-
 def test_a_worker_that_is_killed_ends_the_run_with_an_error(prepare: Prepare, tmp_path: Path) -> None:
     class Killer:
         name = "killer"

@@ -22,7 +22,9 @@ def test_prompts_are_made_again_only_when_something_changed(prepare, tmp_path, c
 
     path = str(tmp_path / "chats.jsonl")
     assert made([chat("a", "x")])
+    (prepare.folder / ".work").mkdir()  # a run was killed while it removed it
     assert not made(path=path)
+    assert not (prepare.folder / ".work").exists()
     assert made(path=path, limit=5)
     assert made(path=path, limit=5, keep_answers=True)
     assert made(path=path)

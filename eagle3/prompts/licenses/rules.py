@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
 from fnmatch import translate
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from license_expression import ExpressionError, get_spdx_licensing
@@ -22,7 +22,6 @@ LONGEST_NAMED = 80  # characters of a refused licence in the ledger; longer ones
 
 # "()", "(OR MIT WITH x)" and deep nesting make the parser raise more than its own error.
 UNPARSABLE = (ExpressionError, IndexError, AssertionError, RecursionError)
-REMEMBERED = 4096  # combinations of source, licence and models
 
 
 class LicenseRules:
@@ -97,17 +96,13 @@ class LicenseCheck:
         _warn_of_overruled(rules, terms)
 
     def __call__(self, prompt: Prompt) -> Verdict:
-        verdict, id = self._checked(prompt.source, prompt.known_as, prompt.license)
+        verdict, id = self._check(prompt.source, prompt.known_as, prompt.license)
         return verdict if id is None else Verdict(prompt=prompt._replace(license=id))
 
-    @cached_property
-    def _checked(self) -> Callable[..., tuple[Verdict, str | None]]:
-        return lru_cache(REMEMBERED)(self._check)  # many rows share source, models and licence
-
+    @lru_cache(4096)  # noqa: B019 many rows share source, models and licence; each source has one check
     def _check(self, source: str, known_as: tuple[str, ...], license: str | None) -> tuple[Verdict, str | None]:
         """Return the verdict, and the SPDX id that replaces the licence as it is spelled."""
-        names = sorted({source, *known_as} - {self.source})
-        if reason := self.source_refusal or self.rules.source_refusal(*names):
+        if reason := self.source_refusal or self.rules.source_refusal(*({source, *known_as} - {self.source})):
             return Verdict(reason=reason), None
         if reason := self.rules.license_refusal(license):
             name = self.safe_name(" ".join((license or "").split()))  # in the ledger, to be allowed or aliased

@@ -4,6 +4,7 @@ import logging
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack, get_args
 
@@ -102,6 +103,7 @@ class Privacy:
         """Hash an id that is personal data itself, such as an email address: the id of every row is written."""
         return _hashed(id) if self.find(id)[0] else id
 
+    @lru_cache(1024)  # noqa: B019 many rows share one, and there is one Privacy
     def safe_source(self, name: str) -> str:
         """Hash like safe_id, by patterns alone: a model mistakes names of datasets, which must be credited."""
         return _hashed(name) if self._matched(readable(name)) else name
