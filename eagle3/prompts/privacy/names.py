@@ -41,8 +41,15 @@ class NameModel:
         require_packages("onnxruntime", "tokenizers", extra="onnx", needed_by="prompts/privacy/model=onnx")
         path, self.file, self.threshold = settings["path"], settings["file"], settings["threshold"]
         self.path, self.actions = Path(path).expanduser(), settings["actions"]
+        for name in ("config.json", self.file, "tokenizer.json"):
+            if not (self.path / name).is_file():
+                raise InputError(
+                    f"{KEY}.path={path} has no {name}; give the local folder of a token classification model, and its "
+                    f"ONNX graph as {KEY}.file"
+                )
         own = {_plain(label): entity for entity, labels in settings["labels"].items() for label in labels}
-        labels = self._labels_of_model()
+        id2label = json.loads((self.path / "config.json").read_text()).get("id2label", {})
+        labels = {int(index): label for index, label in id2label.items()}
         # PERSON for B-PER, LOCATION for GPE, None for a label that is no entity.
         self.entities = {index: (LABELS | own).get(_plain(label)) for index, label in labels.items()}
         if unknown := sorted(set(self.actions) - set(self.entities.values())):
@@ -51,14 +58,6 @@ class NameModel:
                 f"{', '.join(sorted(labels.values()))[:200]}); name its labels in {KEY}.labels, or do not "
                 f"look for them: ~{KEY}.actions.{unknown[0]}"
             )
-        for name in (self.file, "tokenizer.json"):
-            if not (self.path / name).is_file():
-                raise InputError(
-                    f"{KEY}.path={path} has no {name}; give the model's folder, and its graph as {KEY}.file"
-                )
-
-    def __getstate__(self) -> dict:
-        return {key: value for key, value in vars(self).items() if key != "_loaded"}
 
     def find(self, text: str) -> Iterator[tuple[str, Span]]:
         """Yield entity and span of every finding; long texts are read in overlapping pieces."""
@@ -77,16 +76,6 @@ class NameModel:
     def files(self) -> list[Path]:
         """List the files of the folder; if one changes, the prompts are made again."""
         return sorted(file for file in self.path.rglob("*") if file.is_file())
-
-    def _labels_of_model(self) -> dict[int, str]:
-        try:
-            config = json.loads((self.path / "config.json").read_text())
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"{KEY}.path={self.path} has no readable config.json ({type(error).__name__}); give the local folder "
-                f"of a token classification model with an ONNX graph"
-            ) from None
-        return {int(index): label for index, label in config.get("id2label", {}).items()}
 
     @cached_property
     def _loaded(self) -> Any:

@@ -17,7 +17,7 @@ NO_END = 1 << 62
 HEAD = 4096  # bytes in which a JSON array must start
 
 BLANK = object()  # stands for a blank line: it is no row, but it counts as a line
-Names = Container[str] | None  # of the columns that are read, in lower case; None: all
+Names = Container[str]  # of the columns that are read, in lower case
 Rows = Iterator[tuple[int, Any]]  # (line within the chunk, from 1; the row's value, None when it is not JSON, or BLANK)
 
 
@@ -49,7 +49,7 @@ def cut(file: str, chunk_bytes: int) -> list[Chunk]:
     return list(_format_of(file).cut(file, chunk_bytes))
 
 
-def chunk_rows(chunk: Chunk, names: Names = None) -> Rows:
+def chunk_rows(chunk: Chunk, names: Names) -> Rows:
     """Yield the rows of a chunk; keeps one row, one batch, or one whole JSON array in memory.
 
     Parquet is read only in the columns `names`.
@@ -139,8 +139,7 @@ def _table(file: str) -> Iterator[Any]:
     try:
         with _opened(file) as content, pyarrow.parquet.ParquetFile(content) as table:
             yield table
-    except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
-        # All for damaged bytes; OverflowError also for dates past the year 9999.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # the last for dates past 9999
         raise _unreadable(file, error) from None
 
 
@@ -158,7 +157,7 @@ def _cut_parquet(file: str, chunk_bytes: int) -> Iterator[Chunk]:
 
 def _parquet_rows(chunk: Chunk, names: Names) -> Rows:
     with _table(chunk.file) as table:
-        columns = [column for column in table.schema_arrow.names if names is None or column.lower() in names]
+        columns = [column for column in table.schema_arrow.names if column.lower() in names]
         groups = list(range(chunk.start, chunk.end))
         batches = table.iter_batches(batch_size=1024, row_groups=groups, columns=columns, use_threads=False)
         yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)

@@ -3,7 +3,6 @@
 import logging
 import os
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -115,8 +114,7 @@ def file_name(file: str) -> str:
 
 def _stem(path: str, *, is_file: bool) -> str:
     name = file_name(path.rstrip("/"))
-    endings = sorted(FORMATS, key=len, reverse=True)
-    return next((name[: -len(end)] for end in endings if is_file and name.lower().endswith(end)), name)
+    return next((name[: -len(end)] for end in FORMATS if is_file and name.lower().endswith(end)), name)
 
 
 def _files(setting: str, path: str, split_key: str, split: str | None, usual_split: str) -> list[str]:
@@ -125,10 +123,13 @@ def _files(setting: str, path: str, split_key: str, split: str | None, usual_spl
             log.warning(
                 "%s=%s has no effect on %s, a file, which is read whole; leave it out", split_key, split, setting
             )
-        splits, wanted = {usual_split: [path]}, usual_split  # as a dataset of one split
+        files = [path]
     else:
         splits, wanted = _dataset_splits(setting, path), split or usual_split
-    for file in splits.get(wanted) or chain(*splits.values()):
+        if wanted not in splits:
+            raise InputError(f"{split_key}={wanted} is not in {path}; it has: {', '.join(splits)}")
+        files = splits[wanted]
+    for file in files:
         if not has_ending(file, FORMATS):
             raise InputError(
                 f"{setting}: {file_name(file)} ends in none of {', '.join(FORMATS)}; convert or unpack it, "
@@ -136,9 +137,7 @@ def _files(setting: str, path: str, split_key: str, split: str | None, usual_spl
             )
         if not has_ending(file, PLAIN):
             require_packages("pyarrow", extra="prompts", needed_by=f"{setting}, read as Parquet, .gz or .zst,")
-    if wanted not in splits:
-        raise InputError(f"{split_key}={wanted} is not in {path}; it has: {', '.join(splits)}")
-    return splits[wanted]
+    return files
 
 
 def _is_file(setting: str, path: str) -> bool:
@@ -149,11 +148,11 @@ def _is_file(setting: str, path: str) -> bool:
             return True
         if files.exists(inner):
             return False
-    except ImportError as error:  # fsspec says which package a protocol needs
-        raise InputError(f"{setting} cannot be opened: {error}; install that package") from None
-    except Exception as error:  # each store's client has its own exceptions, e.g. for missing credentials
+    except Exception as error:  # a missing package, or what the store's client raises, e.g. without credentials
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{setting} cannot be opened ({type(error).__name__}: {reason}); fix the address") from None
+        raise InputError(
+            f"{setting} cannot be opened ({type(error).__name__}: {reason}); fix that or the address"
+        ) from None
     raise InputError(f"{setting} does not exist; name a JSONL or Parquet file or a dataset folder")
 
 

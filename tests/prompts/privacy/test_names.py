@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import sys
 from pathlib import Path
 
@@ -129,29 +130,20 @@ def test_a_model_that_changed_in_its_place_makes_the_prompts_again(folder):
 
 
 def test_a_model_goes_to_another_process_unloaded_and_works_there(folder):
-    strict = with_model(folder)
-    before = strict(prompt("my name is ada"))
-    data = pickle.dumps(strict)
+    data = pickle.dumps(with_model(folder))
     assert len(data) < 20_000
-    assert pickle.loads(data)(prompt("my name is ada")) == before
+    assert pickle.loads(data)(prompt("my name is ada")).reason == "personal data: PERSON"
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({}, r"prompts\.privacy\.model\.path=.* has no readable config\.json \(FileNotFoundError\)"),
-        ({"config.json": "{"}, r"has no readable config\.json \(JSONDecodeError\)"),
-        ({"config.json": '{"id2label": {"0": "O", "1": "B-PER"}}'},
-         r"does not know LOCATION, STREET_ADDRESS \(its labels: B-PER, O\)"),
-        ({"config.json": json.dumps({"id2label": dict(enumerate(LABELS))})},
-         r"has no onnx/model_q4\.onnx; .*as prompts\.privacy\.model\.file"),
-    ],
-)  # fmt: skip
-def test_a_folder_that_is_no_fitting_model_is_refused_before_any_row_is_read(tmp_path, files, message):
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match=message):
-        with_model(tmp_path)
+def test_a_folder_that_is_no_fitting_model_is_refused_before_any_row_is_read(folder, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(folder, model)
+    (model / "config.json").write_text('{"id2label": {"0": "O", "1": "B-PER"}}')
+    with pytest.raises(InputError, match=r"does not know LOCATION, STREET_ADDRESS \(its labels: B-PER, O\)"):
+        with_model(model)
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match=r"model\.path=.* has no tokenizer\.json; .* as prompts\.privacy\.model\.file"):
+        with_model(model)
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch, tmp_path):

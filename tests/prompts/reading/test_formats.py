@@ -3,9 +3,6 @@
 import gzip
 import json
 import os
-import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from object_stores import running_store
 from prompt_stage import Prepare, chat, some_rows, texts, write
-from stores import ROOT
 
 from eagle3.errors import InputError
 from eagle3.prompts.reading.formats import BLANK, chunk_rows, cut
@@ -38,7 +34,7 @@ def test_every_line_is_in_exactly_one_chunk(tmp_path: Path, size: int, end: str)
     found, offset = [], 0
     for chunk in chunks:
         line = 0
-        for line, value in chunk_rows(chunk):
+        for line, value in chunk_rows(chunk, ("prompt",)):
             found.append((offset + line, value))
         offset += line
     assert [value for _, value in found if value is not BLANK] == [json.loads(line) for line in lines]
@@ -95,11 +91,11 @@ def test_a_json_array_is_read_plain_or_packed_whatever_its_first_bytes(
 
 
 @pytest.mark.parametrize("ending", PACK)
-@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"x" + data])
-def test_a_damaged_packed_file_is_named(prepare: Prepare, tmp_path: Path, ending: str, damage) -> None:
+def test_a_damaged_packed_file_is_named(prepare: Prepare, tmp_path: Path, ending: str) -> None:
     plain = "".join(json.dumps(chat(os.urandom(50).hex())) for _ in range(100)).encode()
     path = tmp_path / f"chats.jsonl.{ending}"
-    path.write_bytes(damage(PACK[ending](plain)))
+    packed = PACK[ending](plain)
+    path.write_bytes(packed[: len(packed) // 2])
     with pytest.raises(InputError, match=rf"chats\.jsonl\.{ending} is damaged"):
         prepare(path=str(path))
 
@@ -114,39 +110,10 @@ def bucket() -> Iterator[str]:
         yield "s3://chats"
 
 
-READ_ALL = """
-import sys
-from eagle3.errors import InputError
-from eagle3.prompts.reading.formats import chunk_rows, cut
-for file in sys.argv[1:]:
-    try:
-        print(len([repr(row) for chunk in cut(file, 1 << 20) for row in chunk_rows(chunk)]))
-    except InputError as refused:
-        print(refused)
-"""
-
-
 def test_a_table_with_a_date_that_python_does_not_know_is_named(prepare: Prepare, tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["a"], "id": pa.array([10**18], pa.timestamp("us"))}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"a\.parquet is damaged, .* cannot be read \(OverflowError\)"):
         prepare(path=str(tmp_path / "a.parquet"), license="MIT")
-
-
-def test_no_damaged_table_ends_the_process(tmp_path: Path) -> None:
-    """pyarrow follows offsets out of its buffers: read in a process of its own, which must live to its end."""
-    table = pa.table({"id": [f"c{i}" for i in range(40)], "prompt": ["hello " * i for i in range(40)]})
-    whole = tmp_path / "whole.parquet"
-    pq.write_table(table, whole)
-    content, drawn, files = whole.read_bytes(), random.Random(0), [whole]
-    for number in range(200):
-        place = drawn.randrange(len(content))
-        files.append(tmp_path / f"{number}.parquet")
-        flipped = bytes([content[place] ^ 1 << drawn.randrange(8)])
-        files[-1].write_bytes(content[:place] + (flipped + content[place + 1 :] if number % 5 else b""))
-    done = subprocess.run([sys.executable, "-c", READ_ALL, *files], capture_output=True, text=True, cwd=ROOT)
-    said = done.stdout.splitlines()
-    assert (done.returncode, len(said), said[0]) == (0, len(files), "40"), done.stderr
-    assert sum("is damaged, not what its ending says" in line for line in said) > 50
 
 
 def test_files_and_dataset_folders_in_a_store_are_read_like_local_ones(
@@ -184,7 +151,7 @@ def test_a_changed_file_in_a_store_makes_the_prompts_again(prepare: Prepare, buc
     [
         ("s3://chats/nowhere.jsonl", "does not exist"),
         ("s3://nobucket/a.jsonl", "does not exist"),
-        ("gs://x/a.jsonl", "cannot be opened: .*gcsfs"),
+        ("gs://x/a.jsonl", r"cannot be opened \(ImportError: .*gcsfs"),
         ("nope://x", "cannot be opened"),
     ],
 )
