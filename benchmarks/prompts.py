@@ -75,7 +75,7 @@ def rates(path: Path) -> dict[str, Any]:
     """Prompts per second of one core: reading, each check, and the signature, one after the other."""
     source = plain_source("prompts", str(path), split="train")
     started = time.process_time()
-    found = [prompt for _, prompt in read_prompts(source, keep_answers=False)]
+    found = [prompt for _, prompt in read_prompts(source)]
     prompts = [prompt for prompt in found if isinstance(prompt, Prompt)]
     measured = {"reading": len(found) / (time.process_time() - started)}
     made, _ = rules(privacy="patterns")

@@ -55,7 +55,7 @@ class Rules:
 
     def sample_cells(self, mix: TrafficMix) -> Counter[int]:
         """Count the production prompts of the sample by cell."""
-        rows = (found for _, found in read_prompts(self._sample_source(mix), keep_answers=False))
+        rows = (found for _, found in read_prompts(self._sample_source(mix)))
         return Counter(mix.cell(found) for found in rows if isinstance(found, Prompt))
 
     def _sample_source(self, mix: TrafficMix) -> Source:

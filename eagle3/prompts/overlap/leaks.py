@@ -48,7 +48,7 @@ def _answers(row: object, source: Source) -> list[str]:
 
 
 def _benchmark(source: Source) -> Benchmark:
-    read = [(found, _answers(row, source)) for row, found in read_prompts(source, keep_answers=False)]
+    read = [(found, _answers(row, source)) for row, found in read_prompts(source)]
     prompts = [found for found, _ in read if isinstance(found, Prompt)]
     if not prompts:
         raise InputError(f"{source.key}.path={source.path} has no prompt that can be read; name a benchmark's file")

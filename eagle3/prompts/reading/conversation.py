@@ -7,7 +7,7 @@ from eagle3.prompts.reading.prompt import Refused, Tools, is_unicode, tools_text
 from eagle3.prompts.reading.shapes import CONVERSATION, Columns, Layout, from_json, is_empty
 
 # A turn with any of these has more than its content: without them an answer is not what the model wrote.
-PARTS_BESIDE_CONTENT = frozenset(("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"))
+PARTS_BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 
 # Keys of a kept answer that say how it was made: docs/how-to/imported-answers.md.
 MADE = ("prompt_ids", "output_ids", "finish_reason")
@@ -104,7 +104,7 @@ def _role(turn: dict, shape: Layout) -> str:
 
 
 def _message(role: str, turn: dict, shape: Layout) -> dict[str, Any]:
-    if not PARTS_BESIDE_CONTENT.isdisjoint(turn) and any(turn.get(part) for part in PARTS_BESIDE_CONTENT):
+    if any(turn.get(part) for part in PARTS_BESIDE_CONTENT):
         raise Refused("turn with parts other than content")
     for name in shape.fields["attachments"]:  # Ollama's messages have `images`
         if not is_empty(turn.get(name)):

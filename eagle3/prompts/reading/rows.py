@@ -11,13 +11,13 @@ from eagle3.prompts.reading.sources import Source
 from eagle3.storage.files import sha256_json
 
 
-def read_prompts(source: Source, *, keep_answers: bool) -> Iterator[tuple[object, Prompt | Refused]]:
-    """Yield every row of a source, in the order of its files, with its prompt or the reason why it has none."""
+def read_prompts(source: Source) -> Iterator[tuple[object, Prompt | Refused]]:
+    """Yield every row of a source, in the order of its files, with its prompt, without answers, or why it has none."""
     for file in source.files:
         for chunk in cut(file, NO_END):  # the whole file
             for _, value in chunk_rows(chunk, source.shape.wanted):
                 if value is not BLANK:
-                    yield value, read_prompt(value, source, keep_answers=keep_answers)
+                    yield value, read_prompt(value, source, keep_answers=False)
 
 
 def read_prompt(value: object, source: Source, *, keep_answers: bool) -> Prompt | Refused:

@@ -97,7 +97,7 @@ class Layout:
         return Columns(found)
 
     def role_of(self, name: object) -> str | None:
-        return self.roles.get(name) or self.roles.get(name.strip().lower()) if isinstance(name, str) else None
+        return self.roles.get(name.strip().lower()) if isinstance(name, str) else None
 
     def of_turn(self, turn: dict, kind: str) -> Any:
         """Return a turn's first value of a kind, which may be empty; None if it has none."""

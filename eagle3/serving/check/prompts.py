@@ -58,7 +58,7 @@ def prompt_source(**settings: Unpack[PromptFile]) -> Source | None:
 def file_prompts(chat: Chat, source: Source, *, limit: int | None, max_length: int) -> PromptSet:
     """Read conversations of any shape up to their first user turn. They are never kept: no licence is asked for."""
     left_out: Counter[str] = Counter()
-    conversations = _first_turns((found for _, found in read_prompts(source, keep_answers=False)), left_out)
+    conversations = _first_turns((found for _, found in read_prompts(source)), left_out)
     prompts = _encoded(chat, conversations, left_out)
     path = source.path.removeprefix(f"{Path.cwd()}/")  # below the working directory as the user may have typed it
     return _prompt_set(f"prompts.path={path}", prompts, left_out, max_length, limit)
