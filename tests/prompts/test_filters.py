@@ -19,17 +19,10 @@ SENTENCES = {
     "de": "Kannst du mir erklären, wie die Erstattung funktioniert, wenn das Paket zu spät kommt?",
     "fr": "Pouvez-vous m'expliquer comment obtenir un remboursement si le colis arrive en retard ?",
     "es": "¿Puedes explicarme cómo funciona el reembolso cuando el paquete llega tarde?",
-    "it": "Puoi spiegarmi come funziona il rimborso quando il pacco arriva in ritardo?",
-    "pt": "Você pode me explicar como funciona o reembolso quando o pacote chega atrasado?",
-    "nl": "Kun je uitleggen hoe de terugbetaling werkt als het pakket te laat aankomt?",
-    "pl": "Czy możesz wyjaśnić, jak działa zwrot pieniędzy, gdy paczka przychodzi za późno?",
     "ru": "Можешь объяснить, как вернуть деньги, если посылка пришла поздно?",
-    "tr": "Paket geç geldiğinde para iadesinin nasıl çalıştığını açıklayabilir misin?",  # noqa: RUF001
     "ar": "هل يمكنك أن تشرح لي كيف يتم استرداد المال عندما يصل الطرد متأخرا؟",
-    "hi": "क्या आप बता सकते हैं कि पार्सल देर से आने पर पैसे कैसे वापस मिलते हैं?",
     "zh": "如果包裹迟到了,怎样才能申请退款?请解释一下。",
     "ja": "荷物が遅れて届いたとき、返金はどのように行われますか?",
-    "ko": "소포가 늦게 도착하면 환불은 어떻게 이루어지나요?",
 }
 CODE = {
     "python": inspect.getsource(json.dumps),
