@@ -258,14 +258,3 @@ def test_a_wrong_source_is_named_with_its_config_key_and_the_fix(prepare, tmp_pa
         write(tmp_path / name, rows)
     with pytest.raises(InputError, match=message):
         prepare(**json.loads(json.dumps(config).replace("HERE", str(tmp_path))))
-
-
-def test_what_a_stores_own_client_raises_is_one_line(prepare, monkeypatch):
-    class NoCredentialsError(Exception): ...
-
-    def refuse(*_, **__):
-        raise NoCredentialsError("Unable to locate credentials")
-
-    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
-    with pytest.raises(InputError, match=r"a\.jsonl cannot be opened \(NoCredentialsError: Unable to locate"):
-        prepare(path="s3://bucket/a.jsonl")

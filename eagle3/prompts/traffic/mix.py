@@ -66,7 +66,7 @@ class TrafficMix(TrafficSettings):
             "seed": self.seed,
             "pool": int(counts.sum()),
             "kept": int(drawn.sum()),
-            "features": _feature_mixes(self.grid, margins, cells, counts, drawn),
+            "features": _feature_mixes(self.grid, sample, cells, counts, drawn),
             "unfilled": _unfilled(self.grid, strata, counts, drawn, self.size),
             "sample": sample.total(),
             "shortfall": round(missing, 6),
@@ -90,26 +90,20 @@ def _arrays(counts: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
     return cells, np.array([counts[cell] for cell in cells.tolist()], dtype=np.int64)
 
 
-def _feature_mixes(grid: Grid, margins: list[Margin], cells: np.ndarray, before: np.ndarray, after: np.ndarray) -> dict:
+def _feature_mixes(grid: Grid, sample: Counter[int], cells: np.ndarray, before: np.ndarray, after: np.ndarray) -> dict:
     """Return for each feature: bins, shares in the sample, before and after, distances.
 
     before: the pool's counts in the cells; after: the draw's.
     """
     mixes: dict[str, dict] = {}
     for name, feature in grid.features.items():
-        target = next(_shares_of(name, margin, grid) for margin in margins if name in margin.features)
+        target = grid.shares(*_arrays(sample), [name])
         mixes[name] = {"bins": list(feature.bins), "target": np.round(target, 6).tolist()}
         for when, counts in (("before", before), ("after", after)):
             found = grid.shares(cells, counts, [name])
             distance = float(np.abs(found - target).sum() / 2)  # total variation: the share that would have to move
             mixes[name] |= {when: np.round(found, 6).tolist(), f"distance_{when}": round(distance, 6)}
     return mixes
-
-
-def _shares_of(name: str, margin: Margin, grid: Grid) -> np.ndarray:
-    """Return the wanted shares of one feature, summed over the others."""
-    others = tuple(axis for axis, feature in enumerate(margin.features) if feature != name)
-    return margin.shares.reshape(grid.shape_of(margin.features)).sum(axis=others)
 
 
 def _unfilled(grid: Grid, strata: Margin, before: np.ndarray, after: np.ndarray, size: int) -> list[dict]:
