@@ -34,8 +34,7 @@ def chat(*texts: str, **fields: Any) -> dict:
 
 def messages_of(row: dict, *, keep_answers: bool, shape: Layout | None = None) -> list[dict]:
     """The conversation of a row as the stage reads it."""
-    shape = shape or shape_of(None, None)
-    return conversation(row, shape.read(row), keep_answers=keep_answers, shape=shape)
+    return conversation((shape or shape_of(None, None)).read(row), keep_answers=keep_answers)
 
 
 def users(*texts: str) -> list[dict]:

@@ -24,15 +24,13 @@ TOOL_COLUMNS = ("tools", "functions")  # or the last part of a name
 OF_A_FUNCTION = frozenset(("type", "name", "description", "parameters", "strict"))
 
 
-def conversation(row: dict, columns: Columns, *, keep_answers: bool, shape: Layout) -> list[dict[str, Any]]:
-    """Return [{role, content}], ending with a user turn, or with an answer if `keep_answers`. Raises Refused.
-
-    columns: of the row, as `shape` reads them.
-    """
+def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]]:
+    """Return [{role, content}], ending with a user turn, or with an answer if `keep_answers`. Raises Refused."""
+    shape = columns.shape
     for name, _ in columns.found.get("attachments", ()):
         if not (shape.keeps_tools and _holds_tools(name)):
             raise Refused(f"row with {name}")
-    turns = _with_columns([(_role(turn, shape), turn) for turn in _turns(columns, row, shape)], columns)
+    turns = _with_columns([(_role(turn, shape), turn) for turn in _turns(columns)], columns)
     if any(role == "tool" for role, _ in turns):
         raise Refused("tool turn")
     last = "assistant" if keep_answers else "user"
@@ -49,19 +47,19 @@ def conversation(row: dict, columns: Columns, *, keep_answers: bool, shape: Layo
     return [message for message in messages if message["role"] != "system" or message["content"].strip()]
 
 
-def _turns(columns: Columns, row: dict, shape: Layout) -> list[dict]:
+def _turns(columns: Columns) -> list[dict]:
     for kind in CONVERSATION:
         if name := columns.name(kind):
             break
     else:  # the columns have other names, or they are empty
-        names = {name.lower() for kind in CONVERSATION for name in shape.fields[kind]}
-        found = any(str(column).lower() in names for column in row)
+        names = {name.lower() for kind in CONVERSATION for name in columns.shape.fields[kind]}
+        found = any(str(column).lower() in names for column in columns.row)
         raise Refused("no user turn" if found else "no column of messages or prompts")
     turns = columns.first(kind)
     if isinstance(turns, str) and kind != "prompt":
         turns = from_json(turns)
     if isinstance(turns, str):
-        return _of_prompt(turns, columns, row, shape)
+        return _of_prompt(turns, columns)
     if not isinstance(turns, list):
         raise Refused(f"{name} is not a list")
     if kind != "messages":
@@ -72,9 +70,10 @@ def _turns(columns: Columns, row: dict, shape: Layout) -> list[dict]:
     return turns
 
 
-def _of_prompt(text: str, columns: Columns, row: dict, shape: Layout) -> list[dict]:
+def _of_prompt(text: str, columns: Columns) -> list[dict]:
     """Return the turns of a row that has one question in a column, with its context."""
-    if columns.name("part_of") or shape.role_of(shape.of_turn(row, "role")) not in (None, "user"):
+    shape = columns.shape
+    if columns.name("part_of") or shape.role_of(shape.of_turn(columns.row, "role")) not in (None, "user"):
         raise Refused("one turn of a conversation")
     if columns.name("prompt") == "text" and RENDERED.search(text):
         raise Refused("text with the turns of a rendered conversation")
@@ -150,12 +149,12 @@ def _part(part: Any) -> str:
     raise Refused("content with parts other than text")
 
 
-def tools_of(columns: Columns, shape: Layout) -> Tools | None:
+def tools_of(columns: Columns) -> Tools | None:
     """Return [{"type": "function", "function": {"name", …}}] as templates take it, None if a row has no tools.
 
     Reads OpenAI's two forms: the function in an object of its own, or its keys next to `type`.
     """
-    if not shape.keeps_tools:
+    if not columns.shape.keeps_tools:
         return None
     value = next((value for name, value in columns.found.get("attachments", ()) if _holds_tools(name)), None)
     if value is None:

@@ -26,14 +26,14 @@ def read_prompt(value: object, source: Source, *, keep_answers: bool) -> Prompt 
     columns = source.shape.read(value)
     id = _id(columns)
     try:
-        return _prompt(value, columns, id, source, keep_answers)
+        return _prompt(columns, id, source, keep_answers)
     except Refused as refused:
         return Refused(refused.reason, source.id_prefix + id if id else None)
 
 
-def _prompt(row: dict, columns: Columns, id: str | None, source: Source, keep_answers: bool) -> Prompt:
-    messages = conversation(row, columns, keep_answers=keep_answers, shape=source.shape)
-    tools = tools_of(columns, source.shape)
+def _prompt(columns: Columns, id: str | None, source: Source, keep_answers: bool) -> Prompt:
+    messages = conversation(columns, keep_answers=keep_answers)
+    tools = tools_of(columns)
     license = _license(columns, source)
     origins = [name for name in columns.texts("source") if _is_name(name)]
     return Prompt(

@@ -94,7 +94,7 @@ class Layout:
             value = _inside(row[column], inside) if inside else row[column]
             if not is_empty(value):
                 found.setdefault(kind, []).append((name, value))
-        return Columns(found)
+        return Columns(row, self, found)
 
     def role_of(self, name: object) -> str | None:
         return self.roles.get(name.strip().lower()) if isinstance(name, str) else None
@@ -105,10 +105,10 @@ class Layout:
 
 
 class Columns:
-    """The values of a row by kind: names and values, the preferred first."""
+    """A row and its values by kind, as `shape` reads them: names and values, the preferred first."""
 
-    def __init__(self, found: Mapping[str, Sequence[tuple[str, Any]]]):
-        self.found = found
+    def __init__(self, row: dict, shape: Layout, found: Mapping[str, Sequence[tuple[str, Any]]]):
+        self.row, self.shape, self.found = row, shape, found
 
     def first(self, kind: str) -> Any:
         return next(iter(self.all(kind)), None)

@@ -17,7 +17,7 @@ KEEPING = shape_of(None, None, keeps_tools=True)
 
 
 def read(row: dict):
-    return tools_of(KEEPING.read(row), KEEPING)
+    return tools_of(KEEPING.read(row))
 
 
 @pytest.mark.parametrize(
