@@ -7,14 +7,12 @@ are written (ledger.py, report.py), ledger.json last. A killed run resumes from 
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 from loky import cpu_count
 
 from eagle3.errors import InputError
-from eagle3.prompts.chunks import ScannedChunk
 from eagle3.prompts.ledger import Counts, current_ledger, make_ledger, nothing_left, write_prompts
 from eagle3.prompts.reading.sources import Source, configured_sources
 from eagle3.prompts.report import write_report
@@ -53,8 +51,7 @@ def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool
         return ledger
     scanner = Scanner(work / "chunks", found, rules, keep_answers=keep_answers)
     tasks = tasks_of(found, int(settings.chunk_mb * 1e6), list(made_by.values()))
-    with _selected(work, scanner, tasks, rules, settings) as (chunks, selection, traffic):
-        counts = write_prompts(work / "made", found, chunks, selection)
+    counts, traffic = _write_selected(work, scanner, tasks, rules, settings)
     ledger = _publish(folder, found, counts, traffic, rules, inputs)
     shutil.rmtree(work)
     log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], folder)
@@ -63,11 +60,10 @@ def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool
     return ledger
 
 
-@contextmanager
-def _selected(
+def _write_selected(
     work: Path, scanner: Scanner, tasks: list[ScanTask], rules: Rules, settings: StageSettings
-) -> Iterator[tuple[list[ScannedChunk], Selection, dict | None]]:
-    """Give the scanned chunks, the selection of their prompts, and the report of the traffic mix.
+) -> tuple[dict[str, Counts], dict | None]:
+    """Write the selected prompts to `work`/made; return their counts by source, and the report of the traffic mix.
 
     Reads as far as the limits require, and further if duplicates leave too few prompts.
     """
@@ -85,8 +81,7 @@ def _selected(
             report = selection.draw(rules.traffic, sample) if rules.traffic else None
             if limit is not None:
                 selection.limit(limit)
-            yield chunks, selection, report
-            return
+            return write_prompts(work / "made", sources, chunks, selection), report
 
 
 def _publish(
