@@ -46,11 +46,7 @@ def _url(value: str) -> bool:
     return host == "localhost" or host.startswith("127.") or DOMAINS.fullmatch(host) is not None
 
 
-PLACEHOLDERS: dict[str, Callable[[str], bool]] = {
-    "EMAIL_ADDRESS": _email,
-    "IP_ADDRESS": _address,
-    "URL_PASSWORD": _url,
-}
+PLACEHOLDERS: dict[str, Callable[[str], bool]] = {"EMAIL_ADDRESS": _email, "IP_ADDRESS": _address, "URL_PASSWORD": _url}
 DOMAIN = re.compile(r"(?:@|%40|://(?:[^/@]*@)?)([^/:?#\s@]+)")  # of an email address or a URL
 
 

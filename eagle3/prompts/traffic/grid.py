@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from eagle3.errors import InputError
 from eagle3.prompts.filters import UNKNOWN, language_of, prompt_characters, split_code, user_turns
 from eagle3.prompts.reading.prompt import Prompt
 
@@ -17,7 +16,6 @@ NUMERIC = ("turns", "characters", "code_share")
 FLAGS = ("tools", "system_prompt")
 FLAG_BINS = ("without", "with")
 OTHER = "other"
-MAX_CELLS = 20_000_000  # 8 bytes each
 
 # Tool definitions in text: Hermes and Qwen, Mistral, the JSON of OpenAI, Llama and Anthropic.
 TOOL_DEFINITIONS = re.compile(
@@ -62,15 +60,11 @@ class Grid:
         by_name = {feature.name: feature for feature in features}
         self.strata = list(strata)
         self.features = {name: by_name[name] for name in dict.fromkeys([*strata, *by_name])}
-        self.size = math.prod(self.shape_of(list(self.features)))
-        if self.size > MAX_CELLS:
-            raise InputError(f"prompts.traffic.bins make {self.size} cells, above {MAX_CELLS}; take fewer bins")
 
     def shape_of(self, names: list[str]) -> tuple[int, ...]:
         return tuple(len(self.features[name].bins) for name in names)
 
     def cell(self, measured: Mapping[str, Any]) -> int:
-        """Return the cell of a measured prompt."""
         cell = 0
         for name, feature in self.features.items():
             cell = cell * len(feature.bins) + feature.code(measured[name])

@@ -30,10 +30,6 @@ class TrafficMix(TrafficSettings):
     sample: path of production prompts, in any shape and format of a source; the caller reads them.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.grid  # reports too many bins before the first row is read
-
     @cached_property
     def grid(self) -> Grid:
         return Grid(features(self.bins), self.strata)

@@ -199,14 +199,6 @@ def test_whole_counts_round_each_cell_and_each_run_of_cells_up_or_down_and_favou
     assert np.mean(few, axis=0) == pytest.approx([0.3, 0.3, 0.3, 1.1], abs=0.07)
 
 
-# Configuration
-
-
-def test_too_many_bins_are_named():
-    with pytest.raises(InputError, match="take fewer bins"):
-        mix(size=10, sample="a", bins={**DEFAULTS["bins"], "characters": list(range(100_000))})
-
-
 def test_a_sample_without_prompts_is_an_error():
     with pytest.raises(InputError, match=r"prompts\.traffic\.sample=x has no prompt"):
         drawn(mix(sample="x", size=1), rows(turns=[1]), [])
