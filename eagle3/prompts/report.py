@@ -1,6 +1,5 @@
 """report.md for the people responsible for the data, and attribution.txt for a release: the ledger as text."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ def _rows(ledger: dict[str, Any]) -> Iterator[str]:
 def _licenses(ledger: dict[str, Any]) -> Iterator[str]:
     entries = ledger["attribution"]
     yield "## Licences of the prompts"
-    licenses = [(entry["source"], *row) for entry in entries for row in _commonest(entry["licenses"])]
+    licenses = [(name, *row) for name, each in ledger["sources"].items() for row in _commonest(each["licenses"])]
     yield _table(("source", "licence", "prompts"), licenses)
     yield "Rows without a licence have their source's. `attribution.txt` has the credits for a release."
     own = "none: its rows name theirs"
@@ -57,7 +56,7 @@ def _licenses(ledger: dict[str, Any]) -> Iterator[str]:
 
 
 def _commonest(licenses: dict[str, int]) -> Iterable[tuple[str, int]]:
-    ordered = Counter(licenses).most_common()  # the ledger has them by name
+    ordered = [*licenses.items()]
     yield from ordered[:LISTED_LICENSES]
     if rest := ordered[LISTED_LICENSES:]:
         yield f"{len(rest)} other combinations", sum(prompts for _, prompts in rest)

@@ -96,21 +96,20 @@ class LicenseCheck:
         _warn_of_overruled(rules, terms)
 
     def __call__(self, prompt: Prompt) -> Verdict:
-        verdict, id = self._check(prompt.source, prompt.known_as, prompt.license)
-        return verdict if id is None else Verdict(prompt=prompt._replace(license=id))
+        verdict, license = self._check(prompt.source, prompt.known_as, prompt.license)
+        return verdict if license == prompt.license else Verdict(prompt=prompt._replace(license=license))
 
     @lru_cache(4096)  # noqa: B019 many rows share source, models and licence; each source has one check
     def _check(self, source: str, known_as: tuple[str, ...], license: str | None) -> tuple[Verdict, str | None]:
-        """Return the verdict, and the SPDX id that replaces the licence as it is spelled."""
+        """Return the verdict, and the licence, of one that passes as its SPDX id."""
         if reason := self.source_refusal or self.rules.source_refusal(*({source, *known_as} - {self.source})):
-            return Verdict(reason=reason), None
+            return Verdict(reason=reason), license
         if reason := self.rules.license_refusal(license):
             name = self.safe_name(" ".join((license or "").split()))  # in the ledger, to be allowed or aliased
             name = name if len(name) <= LONGEST_NAMED else f"{name[:LONGEST_NAMED]}…"
-            return Verdict(reason=reason, counts={name: 1} if license else {}), None
+            return Verdict(reason=reason, counts={name: 1} if license else {}), license
         assert license is not None  # a missing one was refused
-        id = self.rules.id_of(license)
-        return Verdict(), id if id != license else None
+        return Verdict(), self.rules.id_of(license)
 
 
 def _warn_of_overruled(rules: LicenseRules, terms: SourceTerms) -> None:
