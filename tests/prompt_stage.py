@@ -75,6 +75,7 @@ class Prepare:
 
     def __init__(self, root: Path):
         self.root, self.out_dir, self.folder = root, root / "out", root / "out" / "prompts"
+        root.mkdir(exist_ok=True)
 
     def __call__(self, rows: list | None = None, **config: Any) -> dict:
         if rows is not None:

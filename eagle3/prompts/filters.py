@@ -125,17 +125,13 @@ def split_code(texts: Iterable[str]) -> Split:
 
 def language_of(prose: str) -> str:
     """Return the ISO 639 code of a text's language, or `unknown` for code, short or undecided texts."""
-    words = _words(prose[:READ_CHARACTERS])
-    if len(words.encode()) < MIN_BYTES:
+    words = INLINE_CODE.sub(" ", prose[:READ_CHARACTERS]).split()
+    # Words beyond ASCII stay whole: Chinese has no spaces.
+    text = " ".join(word for word in words if not word.isascii() or not NO_WORD.search(word))
+    if len(text.encode()) < MIN_BYTES:
         return UNKNOWN
-    language, confidence = _identifier().classify(words)
+    language, confidence = _identifier().classify(text)
     return UNKNOWN if language == NO_LANGUAGE or confidence < MIN_CONFIDENCE else language
-
-
-def _words(prose: str) -> str:
-    """Return the words without numbers, paths and code. Words beyond ASCII stay: Chinese has no spaces."""
-    words = INLINE_CODE.sub(" ", prose).split()
-    return " ".join(word for word in words if not word.isascii() or not NO_WORD.search(word))
 
 
 @cache

@@ -198,13 +198,8 @@ SECOND = [
 ]  # fmt: skip
 
 
-def run(folder: Path) -> Prepare:
-    folder.mkdir()
-    return Prepare(folder)
-
-
 def test_what_earlier_runs_have_kept_is_left_out_and_counted_also_when_they_have_changed(tmp_path: Path) -> None:
-    first, second, third = (run(tmp_path / name) for name in ("first", "second", "third"))
+    first, second, third = (Prepare(tmp_path / name) for name in ("first", "second", "third"))
     first(FIRST[:1])
     known = {"known": [str(first.out_dir)], "near": False}
     assert second(SECOND, duplicates=known)["prompts"] == 4
