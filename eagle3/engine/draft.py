@@ -54,19 +54,16 @@ def write_adaptive(path: Path, steps: Mapping[int, int]) -> None:
 
 
 def read_adaptive(path: str) -> dict[int, list[int]]:
-    """Return the candidates of each number of requests; InputError for what SGLang would refuse or not draft with."""
-    named = f"adaptive={path}"
+    """Return the candidates of each number of requests; InputError where there are none."""
     try:
         given = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{named} cannot be read ({type(error).__name__}); {MAKE}") from None
-    entries = given.items() if isinstance(given, dict) else ()
-    found = {int(load): _steps(entry) for load, entry in entries if load.isdecimal()}
-    if not found or not all(found.values()):
-        where = next((f"its entry {load}" for load, steps in found.items() if not steps), "it")
-        raise InputError(f'{named}: {where} is not of the form {{"1": {{"candidate_steps": [3]}}}}; {MAKE}')
-    if not any(map(any, found.values())):
-        raise InputError(f"{named} has 0 steps for every number of requests: serve the target without a head")
+        found = {int(load): entry["candidate_steps"] for load, entry in given.items() if load.isdecimal()}
+        drafts = any(step > 0 for steps in found.values() for step in steps)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        form = 'a file like {"1": {"candidate_steps": [3]}}'
+        raise InputError(f"adaptive={path} cannot be read as {form} ({type(error).__name__}); {MAKE}") from None
+    if not drafts:
+        raise InputError(f"adaptive={path} has no steps for any number of requests: serve the target without a head")
     return dict(sorted(found.items()))
 
 
@@ -76,10 +73,3 @@ def require_adaptive(information: Mapping[str, Any], *, name: str) -> None:
         raise InputError(
             f"{name} does not draft adaptively: its SGLang has turned that off, the log says why; leave out adaptive"
         )
-
-
-def _steps(entry: Any) -> list[int]:
-    """Return an entry's candidates, none for what is no entry."""
-    steps = entry.get("candidate_steps") if isinstance(entry, dict) else None
-    are_steps = isinstance(steps, list) and all(type(each) is int and each >= 0 for each in steps)
-    return steps if are_steps else []  # type: ignore[return-value]

@@ -196,10 +196,9 @@ def require_free_port(host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just released is free
         try:
             probe.bind((host, port))
-        except (OSError, OverflowError) as error:  # OverflowError: no port has that number
-            reason = getattr(error, "strerror", None) or error
+        except OSError as error:
             fix = "stop the process that listens there or take another port, e.g. launch.port=30001"
-            raise InputError(f"launch.host={host} launch.port={port}: {reason}; {fix}") from None
+            raise InputError(f"launch.host={host} launch.port={port}: {error.strerror}; {fix}") from None
 
 
 def is_free_port(host: str, port: int) -> bool:

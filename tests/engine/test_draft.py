@@ -1,4 +1,4 @@
-"""The file of steps by load: what SGLang takes is read, and what it would refuse is refused here."""
+"""The file of steps by load: what SGLang takes is read, anything else refused."""
 
 import json
 from pathlib import Path
@@ -20,27 +20,20 @@ def test_files_of_others_may_hold_several_candidates_and_sglangs_other_keys(tmp_
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([1], "it is not of the form"),
-        ({"ema_alpha": 0.2}, "it is not of the form"),
-        ({"4": {"candidate_steps": [1]}, "8": {"candidate_steps": []}}, "its entry 8 is not of the form"),
-        *(({"4": {"candidate_steps": wrong}}, "its entry 4 is not") for wrong in ([1, -1], [True], 3)),
-        ({"4": [3]}, "its entry 4 is not"),
-        ({"²": {"candidate_steps": [3]}}, "it is not of the form"),
-        ({"1": {"candidate_steps": [0]}}, "0 steps for every number of requests: serve the target without a head"),
+        ([1], r"as a file like .* \(AttributeError\); make one with"),
+        ({"4": [3]}, r"as a file like .* \(TypeError\); make one with"),
+        ({"ema_alpha": 0.2, "1": {"candidate_steps": [0]}}, "no steps for any number of requests: serve the target"),
     ],
 )
-def test_what_sglang_would_refuse_or_not_draft_with_is_an_error(tmp_path: Path, given: Any, words: str) -> None:
+def test_a_file_without_steps_is_refused(tmp_path: Path, given: Any, words: str) -> None:
     (tmp_path / "steps.json").write_text(json.dumps(given))
     with pytest.raises(InputError, match=words):
         read_adaptive(str(tmp_path / "steps.json"))
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"adaptive=/none\.json cannot be read \(FileNotFoundError\); make one with"):
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(InputError, match=r"adaptive=/none\.json cannot be read .*\(FileNotFoundError\); make one with"):
         read_adaptive("/none.json")
-    (tmp_path / "steps.json").write_text("{")
-    with pytest.raises(InputError, match="cannot be read"):
-        read_adaptive(str(tmp_path / "steps.json"))
 
 
 def test_a_server_must_say_that_it_adapts() -> None:

@@ -81,10 +81,9 @@ def test_a_taken_port_is_one_line_before_anything_starts(start: Start) -> None:
     assert server.process is None
 
 
-@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 99999), ("no.such.host.invalid", 30000)])
-def test_a_place_where_nobody_can_listen_is_one_line(start: Start, host: str, port: int) -> None:
-    with pytest.raises(InputError, match=rf"launch\.host={host} launch\.port={port}: "), start(host=host, port=port):
-        pass
+def test_a_host_that_is_not_known_is_one_line(start: Start) -> None:
+    with pytest.raises(InputError, match=r"launch\.host=no\.such\.host\.invalid launch\.port=\d+: "):
+        start(host="no.such.host.invalid").__enter__()
 
 
 @pytest.mark.parametrize(
