@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from eagle3.adapters.transformers import has_file, knows_quantization
 from eagle3.errors import InputError
@@ -18,16 +18,6 @@ def require_no_adapter(path: str, revision: str | None) -> None:
         raise InputError(
             f"target.path={path} is an adapter (adapter_config.json), a target is one model; merge it into its base "
             f"(PEFT's merge_and_unload, then save_pretrained) and give that folder"
-        )
-
-
-def require_own_code(path: str, config: dict[str, Any], *, trust_remote_code: bool) -> None:
-    """Raise InputError for a family that only Python code of the checkpoint knows, unless that is allowed."""
-    family = config.get("model_type")
-    if "auto_map" in config and family not in CONFIG_MAPPING and not trust_remote_code:
-        raise InputError(
-            f"target.path={path} is a {family}, which transformers does not know, and brings Python code of its own; "
-            f"read that code, and set target.trust_remote_code=true to run it"
         )
 
 

@@ -12,12 +12,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 from eagle3.adapters.transformers import text_part
 from eagle3.errors import InputError, first_line
-from eagle3.target.checkpoint_files import (
-    require_embedded_tokens,
-    require_known_quantization,
-    require_no_adapter,
-    require_own_code,
-)
+from eagle3.target.checkpoint_files import require_embedded_tokens, require_known_quantization, require_no_adapter
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -87,17 +82,13 @@ def checked_path(path: str | None) -> str:
 
 def load_config(path: str, *, revision: str | None, trust_remote_code: bool) -> tuple[dict[str, Any], PreTrainedConfig]:
     """Return config.json as it is written, and as transformers understands it."""
-    if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
-        raise InputError(f"target.path={path} has no config.json; give the folder of a Hugging Face model")
     try:
         config_dict, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
-        require_own_code(path, config_dict, trust_remote_code=trust_remote_code)
         return config_dict, AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
-    except InputError:
-        raise
     except Exception as error:  # of code that comes with the model, too
+        remedy = _remedy(error, "give the folder of a Hugging Face model, or its id")
         raise InputError(
-            f"target.path={path} is neither a model folder nor a readable hub model: {first_line(error)}"
+            f"target.path={path} is neither a model folder nor a readable hub model ({first_line(error)}); {remedy}"
         ) from error
 
 
@@ -105,10 +96,14 @@ def load_tokenizer(path: str, *, revision: str | None, trust_remote_code: bool) 
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:  # of code that comes with the model, too
-        remedy = "put tokenizer.json and tokenizer_config.json next to config.json"
-        if "trust_remote_code" in str(error):
-            remedy = "it brings Python code of its own: read that, and set target.trust_remote_code=true to run it"
+        remedy = _remedy(error, "put tokenizer.json and tokenizer_config.json next to config.json")
         raise InputError(f"target.path={path} has no usable tokenizer ({first_line(error)}); {remedy}") from error
+
+
+def _remedy(error: Exception, usual: str) -> str:
+    if "trust_remote_code" in str(error):
+        return "it brings Python code of its own: read that, and set target.trust_remote_code=true to run it"
+    return usual
 
 
 def ends_of_turn(

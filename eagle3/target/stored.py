@@ -70,34 +70,15 @@ class StoredTarget(TargetFiles):
     def _file_of(self) -> dict[str, str]:
         """The file of each tensor."""
         if (self._folder / INDEX).is_file():
-            try:
-                return {**json.loads((self._folder / INDEX).read_bytes())["weight_map"]}
-            except (ValueError, KeyError, TypeError):
-                raise InputError(
-                    f"target.path={self.path}: {INDEX} is damaged, or names no files; fetch it again"
-                ) from None
+            return json.loads((self._folder / INDEX).read_bytes())["weight_map"]
         files = sorted(path.name for path in self._folder.glob("*.safetensors"))
         if not files:
             raise InputError(f"target.path={self.path} holds no *.safetensors; fetch its weights, in that format")
-        return {key: file for file in files for key in self._keys(file)}
+        return {key: file for file in files for key in self._open(file).keys()}  # noqa: SIM118
 
     @cached_property
     def _names(self) -> "TensorNames":
         return tensor_names(self, self._file_of.keys())
-
-    def _keys(self, file: str) -> list[str]:
-        with self._open(file) as opened:
-            return [*opened.keys()]
-
-    def _holding(self, name: str) -> safe_open:
-        """Open the file that the index names for a tensor; InputError where it is not in there."""
-        file = self._open(self._file_of[name])
-        if name not in file.keys():  # noqa: SIM118
-            raise InputError(
-                f"target.path={self.path}: {self._file_of[name]} lacks {name}, which {INDEX} says is there; get the "
-                f"whole checkpoint"
-            )
-        return file
 
     def _open(self, file: str) -> safe_open:
         try:
@@ -109,12 +90,12 @@ class StoredTarget(TargetFiles):
             ) from None
 
     def _tensor(self, name: str) -> Tensor:
-        with self._holding(name) as file:
+        with self._open(self._file_of[name]) as file:
             return file.get_tensor(name)
 
     def _start(self, name: str) -> Tensor:
         """Return the rows that hold the first values."""
-        with self._holding(name) as file:
+        with self._open(self._file_of[name]) as file:
             part = file.get_slice(name)
             rows, *others = part.get_shape()
             return part[: min(rows, -(-HASHED // max(1, torch.Size(others).numel())))]

@@ -48,7 +48,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "adapter without a config": (make_adapter, r"is an adapter"),
     "own code": (
         set_config(model_type="mine", auto_map={"AutoConfig": "configuration_mine.MyConfig"}),
-        r"is a mine.*Python code.*target\.trust_remote_code=true",
+        r"neither a model folder.*Python code.*target\.trust_remote_code=true",
     ),
     "own tokenizer": (
         put("tokenizer_config.json", json.dumps(OWN_TOKENIZER)),

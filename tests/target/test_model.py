@@ -103,7 +103,7 @@ def save_as_pickle(folder):
     ("spoil", "message"),
     [
         (save_as_pickle, r"cannot be loaded"),
-        (lambda folder: remove(folder, "config.json"), r"no config\.json"),
+        (lambda folder: remove(folder, "config.json"), r"neither a model folder.*config\.json"),
         (lambda folder: (folder / "config.json").write_text("{"), r"neither a model folder"),
         (lambda folder: edit_json(folder / "config.json", model_type="unheard_of"), r"neither a model folder"),
         (lambda folder: remove(folder, "tokenizer.json", "tokenizer_config.json"), r"no usable tokenizer"),
