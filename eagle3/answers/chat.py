@@ -2,7 +2,6 @@
 
 import copy
 import datetime
-import hashlib
 import json
 import logging
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from eagle3.adapters.transformers import control_ids
 from eagle3.answers.reasoning import reasoning_of
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import ChatSettings
+from eagle3.target.identity import template_hash
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Chat:
         template_kwargs, date, parser = settings["template_kwargs"], settings["date"], settings["reasoning_parser"]
         self.reasoning = reasoning_of(parser, source)
         self.settings: dict[str, Any] = {
-            "template_hash": hashlib.sha256(source.encode()).hexdigest(),
+            "template_hash": template_hash(source),
             "template_kwargs": dict(template_kwargs),
             "date": date,
             "reasoning_parser": parser,
@@ -155,11 +155,6 @@ class Chat:
         return text
 
     def _check_template(self) -> None:
-        taken = {"chat_template", "add_generation_prompt", "tokenize"} & set(self.settings["template_kwargs"])
-        if taken:
-            raise InputError(
-                f"chat.template_kwargs sets {sorted(taken)}, which are not the template's to choose; remove"
-            )
         try:
             lost = self._lost_roles()
             if lost - {"system"}:  # the template may read a list of parts, and silently lose text that is none

@@ -82,7 +82,7 @@ class Dialogue:
             self._stop(reason)
 
     def _add_turn(self, answer: Answer) -> None:
-        if not self.rows or not self.rows[-1].continued_by(self.prompt_ids):
+        if not self.rows or self.prompt_ids[: len(self.rows[-1].input_ids)] != self.rows[-1].input_ids:
             self.rows.append(new_row(self.prompt, self.turn))
         self.rows[-1] = self.rows[-1].with_turn(
             self.prompt_ids, answer.token_ids, answer.finish_reason, self.seed, self._messages

@@ -24,9 +24,6 @@ class AnsweredRow(Record):
     messages: list[dict[str, Any]] = field(default_factory=list)
     last_of_prompt: bool = False  # without it, a killed run has left the prompt's rows incomplete
 
-    def continued_by(self, prompt_ids: list[int]) -> bool:
-        return prompt_ids[: len(self.input_ids)] == self.input_ids
-
     def with_turn(
         self,
         prompt_ids: list[int],

@@ -15,7 +15,7 @@ import aiohttp
 from eagle3.answers.answerer import Answerer
 from eagle3.answers.chat import Chat, RefusedConversation
 from eagle3.answers.dialogue import Dialogue
-from eagle3.engine.client import KEY, RequestRefused, ServerFailed, allow_connections, api_key, new_session
+from eagle3.engine.client import RequestRefused, ServerFailed, allow_connections, new_session
 from eagle3.engine.draft import Draft
 from eagle3.engine.endpoint import ENDPOINTS, Endpoint, Request
 from eagle3.engine.local_servers import servers_of, serving
@@ -56,12 +56,6 @@ class ServedAnswerer(Answerer):
             raise InputError("answers.urls is empty; give running servers, e.g. answers.urls=[http://127.0.0.1:8000]")
         if urls and head is not None:
             raise InputError(f"answers.head={head} is for servers that are started; running ones draft as they do")
-        with_user = [url for url in urls or [] if "@" in url.partition("://")[2].partition("/")[0]]
-        if with_user and api_key():
-            raise InputError(
-                f"answers.urls: {with_user[0]} holds a user, and {KEY} is set: a request carries only one of them; "
-                f"leave the other out"
-            )
         self.settings, self.launch, self.folder = settings, launch, folder
         self.target, self.chat, self.sampling = target, chat, sampling
 

@@ -250,7 +250,6 @@ def test_bad_settings_name_their_key(tmp_path):
         ({}, r"chat\.template=null .* chat\.template=FILE"),
         ({"template": str(tmp_path / "none.jinja")}, r"chat\.template=.*none\.jinja cannot be read"),
         ({"template": str(tmp_path / "broken.jinja")}, r"not valid Jinja \(line 1\); correct chat\.template"),
-        ({"template": str(ASSETS / "templates/phi3.jinja"), "template_kwargs": {"tokenize": True}}, "template_kwargs"),
     ]
     for changes, message in cases:
         with pytest.raises(InputError, match=message):

@@ -239,12 +239,6 @@ def test_a_copy_of_the_target_and_a_name_that_is_said_are_taken(
         assert ask([url], served_as="prod-v7") == expected
 
 
-def test_a_user_in_a_url_and_a_key_in_the_environment_are_one_line(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KEY, "k3y-0123456789")
-    with pytest.raises(InputError, match=r"answers\.urls: http://me:word@x holds a user, and EAGLE3_API_KEY is set"):
-        ask(["http://me:word@x"])
-
-
 def test_servers_are_started_with_a_key_and_stopped(
     ask: Ask, expected: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
