@@ -135,7 +135,9 @@ def require_shard(storage: Readable, shard: ShardEntry) -> None:
     try:
         actual = storage.size(shard.name)
     except FileNotFoundError:
-        raise missing(f"{storage.location}/{shard.name}") from None
+        raise InputError(
+            f"shard {storage.location}/{shard.name} is missing; bring it back, or make it again: {MAKE_FEATURES}"
+        ) from None
     if actual != shard.bytes:
         raise broken(f"{storage.location}/{shard.name}", f"holds {actual} bytes instead of {shard.bytes}")
 
@@ -159,10 +161,6 @@ def require_sha256(content: memoryview, path: str, expected: str) -> None:
     actual = sha256_of(content)
     if actual != expected:
         raise broken(path, f"has sha256 {actual[:12]}… instead of {expected[:12]}…")
-
-
-def missing(path: str) -> InputError:
-    return InputError(f"shard {path} is missing; bring it back, or make it again: {MAKE_FEATURES}")
 
 
 def broken(path: str, what: str) -> InputError:

@@ -24,7 +24,7 @@ from eagle3.features.index import index_name
 from eagle3.features.manifest import MAKE_FEATURES, TARGET_WEIGHTS, ShardEntry, read_index, read_manifest
 from eagle3.features.sample import Sample, views
 from eagle3.features.samples import IndexedShard, SampleRef, Samples
-from eagle3.features.shards import decode, hash_of, missing, require_sha256, require_shard
+from eagle3.features.shards import decode, hash_of, require_sha256, require_shard
 from eagle3.features.source import REQUESTS, TargetWeights
 from eagle3.progress import Bar
 from eagle3.storage.files import sha256_json
@@ -62,12 +62,8 @@ class FeatureStore:
         return [self._part(ref, content, ref.entry.offset - first.offset) for ref in refs]
 
     def _content(self, shard: str, begin: int, end: int, *, sha256: str | None = None) -> memoryview:
-        """Read a range of a shard, which may have been deleted since it was checked."""
         self._check(shard)
-        try:
-            return self.storage.read(shard, begin, end, sha256=sha256)
-        except FileNotFoundError:
-            raise missing(f"{self.location}/{shard}") from None
+        return self.storage.read(shard, begin, end, sha256=sha256)
 
     def _part(self, ref: SampleRef, content: memoryview, begin: int) -> Sample:
         """Return a sample of a run; one that came over a network without its hash is read again."""

@@ -3,7 +3,6 @@
 import gc
 import hashlib
 import os
-import re
 import tarfile
 import time
 from dataclasses import replace
@@ -15,7 +14,6 @@ import webdataset
 from safetensors.torch import load
 from stores import in_float32, in_fp8, open_store, random_sample, random_samples, shard_of, write_store
 
-import eagle3.features.index
 from eagle3.errors import InputError
 from eagle3.features import shards
 from eagle3.features.index import parse_index
@@ -140,34 +138,6 @@ def test_a_truncated_shard_and_a_missing_one_are_named_and_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("pattern", "damage"),
-    [
-        (rb'"F32"', b'"F99"'),  # no such type
-        (rb'"F32"', b'"F16"'),  # another one
-        (rb'"turns"', b'"truns"'),  # a tensor missing
-        (rb'"shape": \[\d', b'"shape": [0'),
-        (rb'"shape": \[', b'"shape": {'),
-        (rb'"data_offsets": \[\d', b'"data_offsets": [9'),  # a gap or an overlap
-        (rb'"data_offsets": \[(\d+), \d', rb'"data_offsets": [\1, 9'),  # beyond the sample
-        (rb'"data_offsets": \[\d', b'"data_offsets": [-'),
-        (rb'"data_offsets":', b'"data_offset_":'),
-        (rb'"__metadata__": \{', b'"__metadata__": ['),
-        (rb"(?s)^.{40}", b"\xff" * 40),  # its length and its beginning
-        *((rb"(?s)^.{8}", size.to_bytes(8, "little")) for size in (0, 7, 2**40, 2**63)),
-    ],
-)
-def test_a_header_that_does_not_fit_its_data_is_refused(tmp_path: Path, pattern: bytes, damage: bytes) -> None:
-    store, path = one_shard(tmp_path, random_samples(4))
-    ref, content = store.samples[1], path.read_bytes()
-    before, sample = content[: ref.entry.offset], content[ref.entry.offset :]
-    damaged, count = re.subn(pattern, damage, sample, count=1)
-    assert count == 1 and len(damaged) == len(sample)
-    path.write_bytes(before + damaged)
-    with pytest.raises(InputError, match=r"cannot be read at sample p1#0"):
-        store.read(ref)
-
-
-@pytest.mark.parametrize(
     "change", [{"offset": 10**9}, {"size": 100}, {"size": 10**9}, {"size": 0}, {"tokens": 1}, {"answer_tokens": 1}]
 )
 def test_an_index_that_does_not_fit_its_shard_is_refused(tmp_path: Path, change: dict) -> None:
@@ -175,12 +145,3 @@ def test_an_index_that_does_not_fit_its_shard_is_refused(tmp_path: Path, change:
     ref = store.samples[1]
     with pytest.raises(InputError, match=r"(cannot be read at|does not hold what .* says of) sample p1#0"):
         store.read(replace(ref, entry=replace(ref.entry, **change)))
-
-
-def test_reading_samples_decodes_the_names_of_their_sources_once_a_shard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (store, _), decoded = one_shard(tmp_path, random_samples(40)), []
-    monkeypatch.setattr(eagle3.features.index, "_texts", lambda *given: decoded.append(given) or [""])
-    assert {ref.entry.source for ref in store.samples} == {""} and len(store.samples) == 40
-    assert len(decoded) == 1

@@ -11,7 +11,6 @@ from exported_head import edit_json
 from stores import open_store, random_samples, shard_of, write_store
 
 from eagle3.errors import InputError
-from eagle3.storage.folder import LocalFolder
 
 
 def test_the_manifest_counts_what_the_shards_hold(store_path: Path) -> None:
@@ -68,15 +67,3 @@ def test_the_fingerprint_changes_with_content_and_with_origin(tmp_path: Path) ->
     origin = open_store(write_store(tmp_path / "d", random_samples(5), capture_layers=[1, 2, 3])).fingerprint
     assert one == same
     assert len({one, content, origin}) == 3
-
-
-def test_a_shard_that_is_deleted_after_its_check_is_said_to_be_missing(tmp_path: Path) -> None:
-    """A bucket's: the file of a local store stays mapped."""
-    store = open_store(write_store(tmp_path / "store", random_samples(5)))
-    ref = store.samples[0]
-    store.verify()
-    shutil.rmtree(tmp_path / "store")
-    store.storage = LocalFolder(tmp_path / "store")
-    for read in (lambda: store.read(ref), lambda: store.read_run([ref])):
-        with pytest.raises(InputError, match=rf"shard .*{ref.shard} is missing; bring it back, or make it again: "):
-            read()
