@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from eagle3.answers.chat import LOSES_TEXT, Chat
+from eagle3.answers.chat import Chat
 from eagle3.answers.imported import (
     CONTROL_TOKEN_INSIDE,
     END_OF_TURN_INSIDE,
@@ -125,16 +125,6 @@ def test_tokens_that_the_target_wrote_come_back_as_they_were_or_not_at_all(cell)
             assert row.answer_ids == [*written, chat.tokenizer.eos_token_id], (kind, text)
             assert row.prompt_ids == prompt_ids
     assert set(came_back) <= {None, INEXACT} and came_back[None] >= came_back[INEXACT]
-
-
-@pytest.mark.parametrize("kind", ["SentencePiece, legacy", "Metaspace, always"])
-def test_the_first_token_behind_a_mark_has_no_space_that_the_text_lacks(kind, tmp_path):
-    (tmp_path / "form.jinja").write_text(FORMS["marks"])
-    tokenizer = tokenizer_of(kind, CONTROL)
-    chat = Chat(tokenizer, **{**SETTINGS, "template": str(tmp_path / "form.jinja")}, stop_ids={2})
-    (bare,), (spaced,) = (answer_rows(chat, [user("a"), assistant(text)]) for text in ("the", " the"))
-    assert bare.refused == INEXACT
-    assert tokenizer.convert_ids_to_tokens(spaced.answer_ids) == ["▁the", "</s>"]
 
 
 # --- what a template does to answers ---------------------------------------------------------------------------------
@@ -370,9 +360,3 @@ def test_a_cut_inside_a_character_is_no_other_text():
     assert "\ufffd" in decode(chat, ids)
     talk = by_ids(chat, "Hi", "", finish_reason="length", output_ids=ids, content="Grüße, ")
     assert refusals(chat, *talk) == [None]
-
-
-def test_user_text_that_is_lost_refuses_the_answer(tmp_path):
-    turn = "{{ '<|im_start|>' + m.role + '\n' + m.content.split('/flag')[0] + '<|im_end|>\n' }}"
-    chat = make_chat("qwen2_5", template=loop(tmp_path, turn))
-    assert refusals(chat, user("Hi /flag x"), assistant("b"), user("c"), assistant("d")) == [LOSES_TEXT] * 2

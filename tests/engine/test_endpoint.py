@@ -49,32 +49,26 @@ def test_token_ids_and_the_finish_reason_come_back(protocol: Any, token_ids: lis
 
 
 def test_a_connection_that_a_server_may_be_closing_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    connections = []
     assert client.IDLE_S < 5, "servers close connections after 5 s"
+    monkeypatch.setattr(client, "IDLE_S", 0.1)
+    connections = set()
 
     async def accepted(request: web.Request) -> web.Response:
         assert request.transport is not None
-        connections.append(request.transport.get_extra_info("peername"))
+        connections.add(request.transport.get_extra_info("peername"))
         return web.json_response({})
 
-    async def run() -> None:
-        runner = web.AppRunner(application)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        for idle_s in (60, 0.1):
-            monkeypatch.setattr(client, "IDLE_S", idle_s)
-            async with new_session(timeout_s=60) as session:
-                for _ in range(2):
-                    await ask(session, f"http://127.0.0.1:{runner.addresses[0][1]}/")
-                    await asyncio.sleep(0.3)
-        await runner.cleanup()
+    async def ask_twice(url: str) -> None:
+        async with new_session(timeout_s=60) as session:
+            for _ in range(2):
+                await ask(session, f"{url}/server_info")
+                await asyncio.sleep(0.3)
 
-    application = web.Application()
-    application.router.add_get("/", accepted)
-    asyncio.run(run())
-    first, again, other, later = connections
-    assert first == again and other != later
+    server = answering([7, 2], "stop")
+    server.server_info = accepted  # type: ignore[method-assign]
+    with serving(server) as url:
+        asyncio.run(ask_twice(url))
+    assert len(connections) == 2
 
 
 @pytest.mark.parametrize("token_ids", [[7, 8, 2], [2]])

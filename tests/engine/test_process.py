@@ -17,7 +17,6 @@ from stores import ROOT
 from eagle3.engine.client import KEY, ServerFailed, ask_now
 from eagle3.engine.command import launch_command
 from eagle3.engine.endpoint import is_reachable
-from eagle3.engine.local_servers import serving as all_serving
 from eagle3.engine.process import Server
 from eagle3.errors import InputError
 
@@ -135,37 +134,6 @@ def test_a_server_that_ignores_sigterm_is_killed(start: Start) -> None:
         process = server.process
         assert process is not None
     assert process.returncode == -signal.SIGKILL
-
-
-PATIENT = """
-import pathlib, signal, sys, time
-from http.server import BaseHTTPRequestHandler, HTTPServer
-port, own, other = sys.argv[1], *map(pathlib.Path, sys.argv[2:])
-class Ready(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-    do_POST = do_GET
-def end(*_):
-    own.touch()
-    while not other.exists():
-        time.sleep(0.05)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, end)
-HTTPServer(("127.0.0.1", int(port)), Ready).serve_forever()
-"""
-
-
-def test_all_servers_are_asked_to_end_before_one_is_waited_for(tmp_path: Path) -> None:
-    asked = [tmp_path / "first", tmp_path / "second"]
-    servers = []
-    for own, other in (asked, asked[::-1]):
-        settings = launch_settings(tmp_path, stop_timeout_s=20)
-        command = [sys.executable, "-c", PATIENT, f"{settings.port}", f"{own}", f"{other}"]
-        servers.append(Server(settings, command, log=own.with_suffix(".log"), name=own.name))
-    with all_serving(servers):
-        processes = [server.process for server in servers]
-    assert [process.returncode for process in processes if process] == [0, 0]
 
 
 def is_running(pid: int) -> bool:

@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 import torch
 import transformers
-from exported_head import edit_json
 from fitted_head import make_target
 from hybrid_families import FAMILIES as HYBRID
 from hybrid_families import SHAPE as HYBRID_SHAPE
@@ -139,22 +138,6 @@ def test_hybrid_targets_have_the_features_of_unpadded_samples(family):
     if family == "qwen3_5_text":  # whose chain of states rounds to 2e-4 in float32
         target.model.double()
     assert_features_are_those_of_unpadded_samples(target, [2, 4, 5], padded_batch() % 500)
-
-
-@pytest.mark.parametrize(
-    ("family", "key"),
-    [("mistral", "sliding_window"), ("gemma3_text", "sliding_window"), ("llama4_text", "attention_chunk_size")],
-)
-def test_a_window_shorter_than_the_sample_is_in_force(family_target, tmp_path, family, key):
-    target = family_target(family, 7)
-    wide_folder = shutil.copytree(target.path, tmp_path / "wide")
-    edit_json(wide_folder / "config.json", **{key: 64})
-    wide_target = load_target(path=str(wide_folder), **OPTIONS)
-    narrow, wide = (
-        Capture(each, [2, 3, 4])(padded_batch(), LENGTHS)[0].aux_hidden_states for each in (target, wide_target)
-    )
-    assert_close(narrow[:8], wide[:8], rtol=1e-4, atol=1e-4)
-    assert (narrow[9:] - wide[9:]).abs().max() > 0.05
 
 
 def hook_ids(target):
