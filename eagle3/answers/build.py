@@ -36,7 +36,6 @@ AHEAD = 1024  # prompts that a worker holds, for an answerer that does not state
 
 
 def answer(config: DictConfig, target: StoredTarget) -> AnswerCounts:
-    """Run the answers stage of a config."""
     chat, sampling, out_dir = chat_of(config, target), config.sampling, Path(config.out_dir)
     if config.answers.name == "imported":
         answers = cli.build(config.answers, leave_out=["name"])
@@ -122,7 +121,6 @@ def import_answers(
     max_prompt_tokens: int | None,
     out_dir: str | Path,
 ) -> AnswerCounts:
-    """Keep the answers that the prompts in `out_dir`/prompts came with."""
     made_with = MadeWith(answers=answers.name, chat=chat.settings, sampling=None, seed=None, on_length=None)
     store = _open_store(target, made_with, out_dir)
     context = context_of(target.text_config)

@@ -198,7 +198,6 @@ def _with_reasoning(
 
 
 def _same(one: str, other: str) -> int:
-    """Count the characters that both texts begin with."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

@@ -85,22 +85,19 @@ class ServedAnswerer(Answerer):
         self.up.close()
 
     def _started(self, stack: ExitStack) -> list[Server]:
+        own, draft = self.settings, None
+        if own.head is not None:
+            draft = Draft(head=own.head, steps=own.steps, topk=own.topk, draft_tokens=own.draft_tokens)
         servers = servers_of(
             self.launch,
-            self.settings.servers,
+            own.servers,
             target=self.target.path,
             revision=self.target.revision,
-            draft=self._draft(),
+            draft=draft,
             folder=self.folder,
             flags_of=lambda number: FLAGS,
         )
         return stack.enter_context(serving(servers))
-
-    def _draft(self) -> Draft | None:
-        own = self.settings
-        if own.head is None:
-            return None
-        return Draft(head=own.head, steps=own.steps, topk=own.topk, draft_tokens=own.draft_tokens)
 
     async def _require_same_target(self, endpoints: list[Endpoint]) -> None:
         # A server that hangs says so in a minute, not after the time of the longest answer.

@@ -73,7 +73,6 @@ class AnswersManifest(Record):
 
 
 def read_answers(folder: Path) -> AnswersManifest:
-    """Read the manifest of OUT/answers."""
     path = folder / "manifest.json"
     if not path.exists():
         raise InputError(f"{path} does not exist; make it with: {MAKE_ANSWERS}")

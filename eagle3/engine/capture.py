@@ -57,7 +57,6 @@ class Captured:
 
 
 def with_hooks(settings: LaunchSettings) -> LaunchSettings:
-    """Put the hooks' folder on the server's PYTHONPATH."""
     env = settings.env or {}
     paths = [HOOKS, *filter(None, [env.get("PYTHONPATH")])]
     return replace(settings, env={**env, "PYTHONPATH": os.pathsep.join(map(str, paths))})

@@ -102,7 +102,6 @@ def ask_now(url: str, body: dict[str, Any] | None = None, *, timeout_s: float = 
 
 
 def responds(url: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30) -> bool:
-    """Say whether a server answers a request."""
     try:
         ask_now(url, body, timeout_s=timeout_s)
     except (ServerFailed, RequestRefused):

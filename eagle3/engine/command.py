@@ -62,7 +62,6 @@ def _server_flags(settings: LaunchSettings, target: str, revision: str | None) -
 
 
 def draft_flags(draft: Draft) -> dict[str, Any]:
-    """Return the flags of a server that drafts."""
     # Without all three numbers SGLang refuses some and chooses others by the target's class.
     steps, topk, tokens = draft.shape
     return {
@@ -99,7 +98,6 @@ def require_windowed_attention(settings: LaunchSettings, draft: Draft) -> None:
 
 
 def words_of(flags: Mapping[str, Any]) -> list[str]:
-    """Return the words of a command line."""
     return [word for name, value in flags.items() for word in _words(name, value)]
 
 

@@ -40,7 +40,6 @@ class Draft(DraftShape):
 
     @property
     def shape(self) -> Shape:
-        """Steps, topk and draft tokens that a server starts with."""
         if self.adaptive is None:
             return super().shape
         # The longest chain of the smallest number of requests that has one.
@@ -49,7 +48,6 @@ class Draft(DraftShape):
 
 
 def write_adaptive(path: Path, steps: Mapping[int, int]) -> None:
-    """Write the steps of each number of requests."""
     write_json(path, {str(load): {"candidate_steps": [each]} for load, each in sorted(steps.items())})
 
 

@@ -80,7 +80,6 @@ class SGLang:
         return token_ids, meta
 
     async def model_name(self, session: aiohttp.ClientSession) -> str | None:
-        """Return the server's name for its model."""
         information = await ask(session, f"{self.url}/server_info")
         if not isinstance(information, dict):
             raise ServerFailed("its /server_info is not SGLang's")

@@ -59,7 +59,6 @@ def _exception(lines: list[str]) -> str:
 
 
 def _end_of_chain(lines: list[str]) -> str:
-    """Return the last exception of a chain."""
     found = ""
     for number, line in enumerate(lines):
         if EXCEPTION.match(line):

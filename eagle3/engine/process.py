@@ -190,7 +190,6 @@ def end_with_the_terminal() -> None:
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Raise InputError where a server could not listen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just released is free

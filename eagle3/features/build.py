@@ -55,7 +55,6 @@ class FeatureSettings(SampleSettings):
 
 
 def extract(config: DictConfig, target: StoredTarget) -> Manifest:
-    """Run the features stage of a config."""
     engine, out_dir = config.features.engine, Path(config.out_dir)
     return extract_features(
         target=target,
@@ -158,7 +157,6 @@ def made_from(target: StoredTarget, answers: AnswersManifest, settings: FeatureS
 
 
 def finished_answers(target: StoredTarget, out_dir: Path) -> AnswersManifest:
-    """Read the manifest of finished answers of this target."""
     answers = read_answers(out_dir / "answers")
     require_same_target(
         answers.target,

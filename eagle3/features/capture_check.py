@@ -55,7 +55,6 @@ def plain_sentinels(target: StoredTarget) -> list[Sentinel]:
 
 @torch.inference_mode()
 def computed_sentinels(target: Target, layers: Sequence[int]) -> list[Sentinel]:
-    """Run the loaded target over the texts."""
     near = sorted({layer + step for layer in layers for step in (-1, 0, 1)})
     sentinels = []
     for text in TEXTS:
@@ -120,7 +119,6 @@ def _transform_of(
 
 
 def _difference(captured: Captured, sentinel: Sentinel, layers: Sequence[int], path: str) -> float:
-    """Return the largest of the layers' median differences."""
     assert sentinel.states is not None and sentinel.last is not None
     aux = captured.aux_hidden_states.float().chunk(len(layers), dim=-1)
     worst = _relative(captured.last_hidden_state.float(), sentinel.last)

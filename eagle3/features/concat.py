@@ -43,7 +43,6 @@ class ConcatStores:
         self._store_at = {store.location: store for store in stores}
 
     def describe(self) -> dict[str, Any]:
-        """Return the stores' numbers added up, and what each was made from."""
         totals = {key: sum(getattr(store.manifest, key) for store in self.stores) for key in TOTALS}
         return {**totals, "stores": [asdict(store.made_from) for store in self.stores]}
 

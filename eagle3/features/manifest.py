@@ -101,25 +101,23 @@ def one_writer(storage: Storage, name: str) -> Iterator[None]:
 
 def read_index(storage: Readable, name: str, expected_sha256: str | None = None) -> ShardIndex:
     """Read an index, and compare it with the manifest's hash of it, or else with its own."""
-    source, remedy = f"{storage.location}/{name}", f"delete it with its shard and run: {MAKE_FEATURES}"
-    content = _content(storage, name)
-    listed = expected_sha256 is not None and hashlib.sha256(content).hexdigest() == expected_sha256
-    index = parse_index(content, source=source, remedy=remedy, check_seal=not listed)
-    if expected_sha256 is not None and not listed:
+    source, content = f"{storage.location}/{name}", read_whole(storage, name)
+    if expected_sha256 is not None and hashlib.sha256(content).hexdigest() != expected_sha256:
         raise InputError(
-            f"{storage.location}/{name} is an index that does not belong to {MANIFEST}: copy it again with its shard, "
-            f"or delete both and run: {MAKE_FEATURES}"
+            f"{source} is damaged or does not belong to {MANIFEST}: copy it again with its shard, or delete both and "
+            f"run: {MAKE_FEATURES}"
         )
-    return index
+    remedy = f"delete it with its shard and run: {MAKE_FEATURES}"
+    return parse_index(content, source=source, remedy=remedy, check_seal=expected_sha256 is None)
 
 
 def read_manifest(storage: Readable) -> Manifest:
-    content = bytes(_content(storage, MANIFEST))
+    content = bytes(read_whole(storage, MANIFEST))
     remedy = f"delete it and run: {MAKE_FEATURES}"
     return parse_sealed(content, Manifest, source=f"{storage.location}/{MANIFEST}", remedy=remedy)
 
 
-def _content(storage: Readable, name: str) -> memoryview:
+def read_whole(storage: Readable, name: str) -> memoryview:
     try:
         return storage.read(name)
     except FileNotFoundError:

@@ -174,7 +174,6 @@ def array(stored: StoredTensor) -> np.ndarray:
 
 
 def views(content: memoryview) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file as views of its bytes."""
     return {name: view(*stored) for name, stored in read_tensors(content)[1].items()}
 
 

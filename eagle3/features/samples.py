@@ -25,8 +25,6 @@ class SampleRef:
 
 @dataclass(frozen=True)
 class IndexedShard:
-    """The samples of one shard of a store."""
-
     store: str
     name: str
     index: ShardIndex

@@ -63,7 +63,6 @@ class ServedExtractor(Extractor):
         self.left_out: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
-        """Start the servers and compare what they capture with the sentinels."""
         with ExitStack() as stack:
             self.engines = stack.enter_context(Engines(self._started(stack), self.settings))
             self.transform = check_against_engine(self.engines.ask, self.sentinels, self.target, self.layers)
@@ -133,7 +132,6 @@ class ServedExtractor(Extractor):
             yield sample
 
     def _sample(self, item: Conversation, asked: "Future[tuple[Captured, Any]]") -> Sample | str:
-        """Wait for a sample, or for the reason why there is none."""
         try:
             captured, _ = asked.result()
         except RequestRefused as refused:

@@ -29,8 +29,6 @@ MOST_WAITING = 512 * 2**20  # bytes of one shard
 
 @dataclass(frozen=True)
 class Encoded:
-    """A sample as it goes into a shard."""
-
     sample: Sample
     buffers: list[bytes | memoryview]
     size: int
@@ -131,7 +129,6 @@ class ShardWriter:
 
 
 def require_shard(storage: Readable, shard: ShardEntry) -> None:
-    """Raise InputError for a shard that is missing or has another size."""
     try:
         actual = storage.size(shard.name)
     except FileNotFoundError:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from eagle3.errors import InputError
 from eagle3.features.index import index_name
-from eagle3.features.manifest import MAKE_FEATURES, TARGET_WEIGHTS, ShardEntry, read_index, read_manifest
+from eagle3.features.manifest import TARGET_WEIGHTS, ShardEntry, read_index, read_manifest, read_whole
 from eagle3.features.sample import Sample, views
 from eagle3.features.samples import IndexedShard, SampleRef, Samples
 from eagle3.features.shards import decode, hash_of, require_sha256, require_shard
@@ -92,7 +92,6 @@ class FeatureStore:
             raise InputError(f"{damage[0]}{others}")
 
     def _wrong(self, shard: ShardEntry) -> str:
-        """Return what is wrong with a shard, and how to fix it."""
         try:
             self._check(shard.name)
             if not self.remote:  # else each sample is compared with its hash when it is read
@@ -108,20 +107,10 @@ class FeatureStore:
     @cached_property
     def _target_weights(self) -> TargetWeights:
         """Read once what the head and the loss both ask for: the hash of gigabytes takes seconds."""
-        path = f"{self.location}/{TARGET_WEIGHTS}"
-        try:
-            content = self.storage.read(TARGET_WEIGHTS)
-            require_sha256(content, path, self.manifest.target_weights_sha256)
-            tensors = views(content)
-            embedding = tensors["embedding"]
-        except InputError:
-            raise
-        except Exception as error:  # whatever damaged bytes can make of a header
-            raise InputError(
-                f"{path} is missing or damaged ({error}); copy it again, or delete it and run: {MAKE_FEATURES}"
-            ) from None
-        lm_head = tensors.get("lm_head", embedding)
-        return embedding, lm_head
+        content = read_whole(self.storage, TARGET_WEIGHTS)
+        require_sha256(content, f"{self.location}/{TARGET_WEIGHTS}", self.manifest.target_weights_sha256)
+        tensors = views(content)
+        return tensors["embedding"], tensors.get("lm_head", tensors["embedding"])
 
     @cached_property
     def answer_counts(self) -> Int[Tensor, " V"]:
@@ -135,7 +124,6 @@ class FeatureStore:
         return sha256_json([hash_of(self.made_from), [shard.sha256 for shard in self.manifest.shards]])
 
     def _check(self, shard: str) -> None:
-        """Check a shard's size when it is first used."""
         if shard not in self._checked:
             require_shard(self.storage, self._shards[shard])
             self._checked.add(shard)

@@ -65,7 +65,6 @@ class StoreWriter:
             yield -1, WorkUnit(self.hash, [])
 
     def take(self, made: ShardResult) -> None:
-        """Add a worker's result."""
         self.logit_transform = made.logit_transform
         if made.index is not None:
             self.indices.append(parse_index(memoryview(made.index), source="a new shard", remedy="", check_seal=False))

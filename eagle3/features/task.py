@@ -118,8 +118,6 @@ def encoded_ahead(samples: Iterable[Sample]) -> Iterator[Encoded]:
 
 
 class Shard:
-    """A shard that is being written, and the unit that it is made from."""
-
     def __init__(self, storage: Storage, number: int, unit: WorkUnit) -> None:
         self.storage, self.number, self.made_from = storage, number, unit.made_from
         self.conversations = {conversation.id: conversation for conversation in unit.conversations}

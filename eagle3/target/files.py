@@ -19,8 +19,6 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True, eq=False)
 class TargetFiles:
-    """Facts about a target that its files tell without its weights."""
-
     path: str
     revision: str | None
     config: PreTrainedConfig

@@ -55,7 +55,6 @@ class StoredTarget(TargetFiles):
 
     @property
     def weights_bytes(self) -> int:
-        """Return the size of the checkpoint's files."""
         return sum((self._folder / file).stat().st_size for file in {*self._file_of.values()})
 
     # --- tensors of the checkpoint -----------------------------------------------------------------------------------
@@ -68,7 +67,6 @@ class StoredTarget(TargetFiles):
 
     @cached_property
     def _file_of(self) -> dict[str, str]:
-        """The file of each tensor."""
         if (self._folder / INDEX).is_file():
             return json.loads((self._folder / INDEX).read_bytes())["weight_map"]
         files = sorted(path.name for path in self._folder.glob("*.safetensors"))

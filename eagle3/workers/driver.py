@@ -36,8 +36,6 @@ class WorkerPool(Protocol):
 
 @dataclass
 class WorkerState:
-    """The driver's view of a worker."""
-
     items: dict[Hashable, Any] = field(default_factory=dict)  # sent, without a result so far
     shown: int = 0  # of `items`: those that the progress bar counts as done
     losses: int = 0  # since its last result

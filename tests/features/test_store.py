@@ -50,7 +50,7 @@ def test_a_shard_of_another_store_is_refused(store_path: Path, tmp_path: Path, w
         shutil.copy(theirs, store_path)
         ours.unlink()
     shutil.copy(other / "shard-000001.index", store_path)
-    with pytest.raises(InputError, match=r"shard-000001\.index is an index that does not belong to manifest\.json"):
+    with pytest.raises(InputError, match=r"shard-000001\.index is damaged or does not belong to manifest\.json"):
         open_store(store_path)
 
 
