@@ -100,37 +100,31 @@ class ServedAnswerer(Answerer):
         return stack.enter_context(serving(servers))
 
     async def _require_same_target(self, endpoints: list[Endpoint]) -> None:
+        text_ids, prompt_ids = list(self.target.tokenizer(SENTENCE).input_ids), self._prompt_to_compare()
+        template_kwargs = self.chat.settings["template_kwargs"]
         # A server that hangs says so in a minute, not after the time of the longest answer.
         async with new_session(timeout_s=min(PROBE_S, self.settings.timeout_s)) as session:
-            await self._compare_with_target(session, endpoints)
+            for endpoint in endpoints:
+                try:
+                    await self._require_same_model(session, endpoint)
+                    await require_same_tokens(session, endpoint, text_ids, prompt_ids, template_kwargs)
+                except (ServerFailed, RequestRefused) as failure:
+                    raise InputError(
+                        f"answers.urls: {endpoint.url} does not answer as answers={self.name} needs ({failure}); "
+                        f"start it, choose another protocol, or leave it out"
+                    ) from None
+            if len(endpoints) > 1:
+                await require_same_weights(session, endpoints, self.chat.encode(SENTENCE))
 
-    async def _compare_with_target(self, session: aiohttp.ClientSession, endpoints: list[Endpoint]) -> None:
-        sentence_ids = self.chat.encode(SENTENCE)
-        prompt_ids = None
+    def _prompt_to_compare(self) -> list[int] | None:
         if self.chat.reads_clock:
             log.info("the chat template reads the clock, and chat.date pins it here: not compared with the servers'")
         elif self.settings.urls:
             try:
-                prompt_ids = self.chat.prompt_ids([{"role": "user", "content": SENTENCE}])
+                return self.chat.prompt_ids([{"role": "user", "content": SENTENCE}])
             except RefusedConversation as refusal:  # perhaps it demands a system turn
                 log.warning("not compared with the servers' chat template: %s", refusal)
-        for endpoint in endpoints:
-            try:
-                await self._require_same_model(session, endpoint)
-                await require_same_tokens(
-                    session,
-                    endpoint,
-                    text_ids=list(self.target.tokenizer(SENTENCE).input_ids),
-                    prompt_ids=prompt_ids,
-                    template_kwargs=self.chat.settings["template_kwargs"],
-                )
-            except (ServerFailed, RequestRefused) as failure:
-                raise InputError(
-                    f"answers.urls: {endpoint.url} does not answer as answers={self.name} needs ({failure}); "
-                    f"start it, choose another protocol, or leave it out"
-                ) from None
-        if len(endpoints) > 1:
-            await require_same_weights(session, endpoints, sentence_ids)
+        return None
 
     async def _require_same_model(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> None:
         await require_same_model(

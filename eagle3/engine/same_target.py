@@ -37,7 +37,6 @@ async def require_same_model(
 async def require_same_tokens(
     session: aiohttp.ClientSession,
     endpoint: Endpoint,
-    *,
     text_ids: list[int],
     prompt_ids: list[int] | None,
     template_kwargs: Mapping[str, Any],
