@@ -25,7 +25,7 @@ from eagle3.progress import Bar
 from eagle3.settings.precomputing import Engine, Rates
 from eagle3.storage.files import read_jsonl, write_json
 from eagle3.target.capture import default_capture_layers
-from eagle3.target.facts import TargetConfig, context_of, target_config
+from eagle3.target.facts import TargetConfig, target_config
 from eagle3.target.files import TargetFiles
 from eagle3.target.model import decoder_of, empty_model
 from eagle3.target.stored import StoredTarget, stored_target
@@ -99,7 +99,7 @@ def tokens_of_prompts(config: DictConfig, out_dir: Path, target: StoredTarget) -
     count = number_of_prompts(out_dir)
     step = max(1, count // config.estimate.prompts)
     longest, chat = config.sampling.max_new_tokens, chat_of(config, target)
-    most = prompt_limit(context_of(target.text_config), longest, config.sampling.max_prompt_tokens)
+    most = prompt_limit(target.text_config, longest, config.sampling.max_prompt_tokens)
     sizes, left_out = [], Counter[str]()
     for prompt in islice(read_jsonl(out_dir / "prompts" / "prompts.jsonl"), 0, None, step):
         dialogue = Dialogue(prompt, chat, seed=0, max_prompt_tokens=most, on_length="keep")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+from transformers import PreTrainedConfig
 
 from eagle3 import cli
 from eagle3.answers.answerer import Answerer, Answering
@@ -86,7 +87,7 @@ def answering(config: DictConfig, folder: Path, worker: WorkerId) -> Iterator[An
         parts["launch"] = for_worker(launch, worker)
     own = [each.name for each in fields(ServedSettings)] if served else ["name"]
     answerer: Answerer = cli.build(config.answers, leave_out=own, **parts)
-    limit = prompt_limit(context_of(target.text_config), sampling.max_new_tokens, config.sampling.max_prompt_tokens)
+    limit = prompt_limit(target.text_config, sampling.max_new_tokens, config.sampling.max_prompt_tokens)
     with answerer:
         yield Answering(
             answerer, chat, seed=config.sampling.seed, max_prompt_tokens=limit, on_length=config.sampling.on_length
@@ -136,8 +137,9 @@ def import_answers(
     return store.close()
 
 
-def prompt_limit(context: int | None, max_new_tokens: int, max_prompt_tokens: int | None) -> int | None:
+def prompt_limit(text_config: PreTrainedConfig, max_new_tokens: int, max_prompt_tokens: int | None) -> int | None:
     """Return the most tokens of a prompt that leave room for its answer in the target's context."""
+    context = context_of(text_config)
     if context is None:
         return max_prompt_tokens
     if max_new_tokens >= context:

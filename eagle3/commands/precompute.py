@@ -128,11 +128,10 @@ class AnswersStage(Stage):
 
     def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
         from eagle3.answers.build import prompt_limit
-        from eagle3.target.facts import context_of
 
         if config.answers.name != "imported":
             limits = config.sampling
-            prompt_limit(context_of(target.text_config), limits.max_new_tokens, limits.max_prompt_tokens)
+            prompt_limit(target.text_config, limits.max_new_tokens, limits.max_prompt_tokens)
 
     def run(self, config: DictConfig) -> None:
         from eagle3.answers.build import answer

@@ -115,21 +115,21 @@ def tensor_names(files: TargetFiles, keys: Set[str]) -> TensorNames:
     embedding: Any = model.get_input_embeddings().weight
     lm_head: Any = model.get_output_embeddings().weight
 
-    def the_one(name: str, found: list[str], remedy: str = "take answers=huggingface and features=huggingface") -> str:
+    def the_one(name: str, found: list[str]) -> str:
         if len(found) == 1:
             return found[0]
         raise InputError(
             f"target.path={files.path}: its checkpoint has {len(found) or 'no'} tensors {name}, and it is found "
-            f"by that name alone; {remedy}"
+            f"by that name alone; choose another target"
         )
 
-    def ending(name: str, *remedy: str) -> str:
-        return the_one(name, [key for key in keys if f".{key}".endswith(f".{name}")], *remedy)
+    def ending(name: str) -> str:
+        return the_one(name, [key for key in keys if f".{key}".endswith(f".{name}")])
 
     at = ending(relative[embedding])
     front = at.removesuffix(relative[embedding])  # checkpoints with images put other words there than the model
     hashed = [the_one(name, [*({front + name} & keys)]) for name, _ in hashed_parameters(decoder)]
-    return TensorNames(hashed, at, None if lm_head is embedding else ending("lm_head.weight", "choose another target"))
+    return TensorNames(hashed, at, None if lm_head is embedding else ending("lm_head.weight"))
 
 
 def stored_target(**settings: Any) -> StoredTarget:

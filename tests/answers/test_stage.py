@@ -94,7 +94,7 @@ def answer_by(answerer, target, chat, sampling, out_dir, *, seed=0, max_prompt_t
     made_with = MadeWith(
         answers=answerer.name, chat=chat.settings, sampling=asdict(sampling), seed=seed, on_length=on_length
     )
-    limit = prompt_limit(target.text_config.max_position_embeddings, sampling.max_new_tokens, max_prompt_tokens)
+    limit = prompt_limit(target.text_config, sampling.max_new_tokens, max_prompt_tokens)
     parts = {"seed": seed, "max_prompt_tokens": limit, "on_length": on_length}
 
     @contextmanager

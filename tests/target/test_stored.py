@@ -53,9 +53,7 @@ def test_a_changed_weight_and_one_that_is_not_there_show(tiny_path: Path, tmp_pa
     assert stored(folder).identity.weights_hash != stored(tiny_path).identity.weights_hash
     del tensors[name]
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(
-        InputError, match=r"has no tensors layers\.0\.self_attn\.o_proj\.weight.*; take answers=huggingface"
-    ):
+    with pytest.raises(InputError, match=r"has no tensors layers\.0\.self_attn\.o_proj\.weight, .* another target"):
         _ = stored(folder).identity
 
 
