@@ -79,8 +79,6 @@ def serving(servers: list[Server]) -> Iterator[list[Server]]:
                 for start in starts:
                     start.result()
             except BaseException:
-                ask_to_stop()
-                for server in servers:  # so that nothing waits for the others to come up
-                    server.stop()
+                started.close()  # so that nothing waits for the others to come up
                 raise
         yield servers

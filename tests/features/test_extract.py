@@ -228,12 +228,6 @@ def test_damaged_shards_are_named_and_only_what_was_deleted_is_made_again(answer
     assert {name: (folder / name).read_bytes() for name in kept} == kept
 
 
-def test_the_targets_weights_are_stored_in_the_dtype_of_the_features(answered: Path, run: Run, target: Target) -> None:
-    run(answered, dtype="bfloat16")
-    for weights in open_store(answered / "features").target_weights():
-        assert weights.dtype == torch.bfloat16 and torch.equal(weights, target.embedding.bfloat16())
-
-
 def test_features_in_fp8_are_those_of_float32_packed(answered: Path, run: Run) -> None:
     run(answered)
     run(answered, dtype="fp8", path=str(answered / "fp8"))
