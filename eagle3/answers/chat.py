@@ -55,7 +55,7 @@ class Chat:
         self._unset_tokens: dict[str, Any] = {
             name: "" for name, token in tokens.items() if token is None and name not in template_kwargs
         }
-        self._template = _pin_clock(source, date)
+        self._template = _pin_clock(source, date) if self.reads_clock else source
         self._offered: dict[str, Any] = {}  # to the template, in addition to the conversation: its tools
         self._in_parts = False  # whether a message's content is a list of parts, which some templates want
         self._check_template()
@@ -218,8 +218,6 @@ def _template_source(tokenizer: PreTrainedTokenizerBase, path: str | None) -> st
 def _pin_clock(source: str, date: str) -> str:
     """Shadow the function through which templates read the clock by a macro that knows one day only."""
     day = datetime.datetime.fromisoformat(date)
-    if "strftime_now" not in source:
-        return source
     # A macro, because transformers hands a template plain data only: a function passed as a variable is blanked.
     written = {f"%{directive}": day.strftime(f"%{directive}") for directive in "aAbBcdfHIjmMpSuUVwWxXyYG"}
     written |= {"%-d": str(day.day), "%-m": str(day.month), "%e": f"{day.day:2}", "%F": f"{day:%Y-%m-%d}"}

@@ -9,6 +9,7 @@ from eagle3.adapters.transformers import require_cache
 from eagle3.answers.answerer import Answerer
 from eagle3.answers.dialogue import Dialogue
 from eagle3.answers.generate import alone_because, generate
+from eagle3.errors import first_line
 from eagle3.settings.precomputing import HuggingFaceSettings, Sampling
 from eagle3.target.batches import batches_by_tokens
 from eagle3.target.model import Target
@@ -58,7 +59,7 @@ class HuggingFaceAnswerer(Answerer):
                 **asdict(self.sampling),
             )
         except Exception as error:  # whatever it is, the other answers must not be lost
-            reason = f"{type(error).__name__} ({str(error).partition(chr(10))[0][:200]})"
+            reason = f"{type(error).__name__} ({first_line(error)[:200]})"
         else:
             for each, answer in zip(batch, answers, strict=True):
                 each.answer(answer)

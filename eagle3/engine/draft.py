@@ -18,8 +18,6 @@ from eagle3.errors import InputError
 from eagle3.settings.serving import DraftShape
 from eagle3.storage.files import write_json
 
-MAKE = "make one with: python serve.py action=tune tune.loads=[1,2,4,8,16,32,64] ..."
-
 
 @dataclass(frozen=True, kw_only=True)
 class Draft(DraftShape):
@@ -58,8 +56,10 @@ def read_adaptive(path: str) -> dict[int, list[int]]:
         found = {int(load): entry["candidate_steps"] for load, entry in given.items() if load.isdecimal()}
         drafts = any(step > 0 for steps in found.values() for step in steps)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        form = 'a file like {"1": {"candidate_steps": [3]}}'
-        raise InputError(f"adaptive={path} cannot be read as {form} ({type(error).__name__}); {MAKE}") from None
+        raise InputError(
+            f'adaptive={path} cannot be read as a file like {{"1": {{"candidate_steps": [3]}}}} '
+            f"({type(error).__name__}); make one with: python serve.py action=tune tune.loads=[1,2,4,8,16,32,64] ..."
+        ) from None
     if not drafts:
         raise InputError(f"adaptive={path} has no steps for any number of requests: serve the target without a head")
     return dict(sorted(found.items()))

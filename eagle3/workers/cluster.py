@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import eagle3
-from eagle3.errors import InputError, require_packages
+from eagle3.errors import InputError, first_line, require_packages
 from eagle3.settings.precomputing import RaySettings
 from eagle3.workers.driver import Driver
 from eagle3.workers.meter import Progress
@@ -48,8 +48,9 @@ class OnRay:
             pool = RayPool(build, count=self.count, resources=self.resources, logs=self.logs)
             yield from Driver(pool, items, progress, ahead=ahead, total=total, restarts=self.restarts).results()
         except ray.exceptions.RaySystemError as error:
-            reason = str(error).partition("\n")[0]
-            raise InputError(f"the Ray cluster is gone ({reason}); run again: what is finished is kept") from None
+            raise InputError(
+                f"the Ray cluster is gone ({first_line(error)}); run again: what is finished is kept"
+            ) from None
         finally:
             ray.shutdown()
 
@@ -71,7 +72,7 @@ def connect(address: str | None) -> None:
     try:
         ray.init(address, runtime_env=code, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise InputError(no_cluster(address, str(error).partition("\n")[0])) from None
+        raise InputError(no_cluster(address, first_line(error))) from None
     finally:
         in_main = threading.current_thread() is threading.main_thread()  # only it may set handlers
         if in_main and on_sigterm is not None:  # None: not set from Python
