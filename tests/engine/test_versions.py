@@ -62,17 +62,18 @@ def test_capture_takes_all_other_versions_and_warns_of_those_newer_than_tried(ca
     ("version", "module", "factories"),
     [("0.5.20", "eagle3_layers", ["layer", "layer", "layer", "logits"]), ("0.5.23", "eagle3_capture", ["logits"])],
 )
-def test_the_flags_name_hooks_that_exist(version: str, module: str, factories: list[str]) -> None:
-    hooks = json.loads(capture_flags(version, [2, 4, 5], Path("/memory"), **SIZES)["forward-hooks"])
+def test_the_flags_name_hooks_that_exist_and_the_layer_before_the_captured_input(
+    version: str, module: str, factories: list[str]
+) -> None:
+    flags = capture_flags(version, [2, 4, 5], Path("/memory"), **SIZES)
+    hooks = json.loads(flags["forward-hooks"])
     assert [hook["hook_factory"] for hook in hooks] == [f"{module}:{name}" for name in factories]
     assert all(callable(getattr(__import__(module), name)) for name in factories)
-
-
-def test_both_ways_name_the_layer_before_the_captured_input() -> None:
-    hooks = json.loads(capture_flags("0.5.17", [2, 4, 5], Path("/memory"), **SIZES)["forward-hooks"])
-    assert [hook["target_modules"][0] for hook in hooks] == ["*layers.1", "*layers.3", "*layers.4", "*logits_processor"]
-    flags = capture_flags("0.5.23", [2, 4, 5], Path("/memory"), **SIZES)
-    assert flags["return-aux-hidden-state-layer-ids"] == [1, 3, 4] and flags["enable-return-aux-hidden-states"] is True
+    modules = [hook["target_modules"][0] for hook in hooks]
+    assert modules == [*(f"*layers.{layer}" for layer in (1, 3, 4)[: len(hooks) - 1]), "*logits_processor"]
+    if version == "0.5.23":
+        assert flags["return-aux-hidden-state-layer-ids"] == [1, 3, 4]
+        assert flags["enable-return-aux-hidden-states"] is True
 
 
 def test_a_model_that_hands_over_no_states_is_reported_and_not_skipped(tmp_path: Path) -> None:
