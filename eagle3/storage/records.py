@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, TypeVar
@@ -67,7 +68,6 @@ class Record:
 
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
-ADAPTERS: dict[type[Record], TypeAdapter[Any]] = {}
 
 
 def parse_record(content: bytes, kind: type[AnyRecord], *, source: str, remedy: str) -> AnyRecord:
@@ -87,11 +87,10 @@ def parse_sealed(content: bytes, kind: type[AnyRecord], *, source: str, remedy: 
     return parse_record(unseal(content, source=source, remedy=remedy), kind, source=source, remedy=remedy)
 
 
+@cache
 def _adapter(kind: type[Record]) -> TypeAdapter[Any]:
-    """Return the validator of a kind of record, cached because making one costs as much as reading a hundred lines."""
-    if kind not in ADAPTERS:
-        ADAPTERS[kind] = TypeAdapter(kind)
-    return ADAPTERS[kind]
+    """Return the validator of a kind of record; making one costs as much as reading a hundred lines."""
+    return TypeAdapter(kind)
 
 
 def _require_version(content: bytes, kind: type[Record], source: str, remedy: str) -> None:
@@ -99,7 +98,7 @@ def _require_version(content: bytes, kind: type[Record], source: str, remedy: st
         return
     try:
         version = json.loads(content)["format_version"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return  # for the seal or the parser to say
     if isinstance(version, int) and version != kind.FORMAT_VERSION:
         raise InputError(f"{source}: format_version={version}, this code reads {kind.FORMAT_VERSION}; {remedy}")

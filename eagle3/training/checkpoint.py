@@ -3,9 +3,7 @@
 import hashlib
 import io
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -15,6 +13,7 @@ import numpy as np
 import torch
 from lightning.pytorch.plugins import TorchCheckpointIO
 from torch import Tensor
+from torch.utils.serialization import config as torch_format
 
 from eagle3.errors import InputError
 from eagle3.features.samples import Samples
@@ -104,7 +103,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         buffer = io.BytesIO()  # torch hides the error of a full disk
-        with _without_checksums():
+        with torch_format.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
             torch.save(checkpoint, buffer)
         content = buffer.getbuffer()
         content[-2:] = COMMENT_LENGTH.to_bytes(2, "little")  # an archive without a comment ends with its length
@@ -119,16 +118,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         super().remove_checkpoint(path)
         if self.copies:
             self.copies.delete(Path(path).name)
-
-
-@contextmanager
-def _without_checksums() -> Iterator[None]:
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        yield
-    finally:
-        torch.serialization.set_crc32_options(before)
 
 
 def _comment(archive: bytes | memoryview) -> bytes:

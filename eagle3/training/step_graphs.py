@@ -120,11 +120,8 @@ OF_ANCHORS = ("anchors", "anchor_steps", "anchors_of_sample")  # of a batch
 
 
 def write_rows(static: Tensor, rows: Tensor, fill: Tensor | int) -> None:
-    static[: len(rows)].copy_(rows)
-    if isinstance(fill, Tensor):
-        static[len(rows) :].copy_(fill)
-    else:
-        static[len(rows) :].fill_(fill)
+    static[: len(rows)] = rows
+    static[len(rows) :] = fill
 
 
 def every_pair(anchors: int, ttt_steps: int) -> tuple[int, ...]:
