@@ -15,7 +15,6 @@ from filelock import FileLock
 from eagle3.errors import InputError
 
 WHATEVER = "*"  # replace any version
-NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}  # exFAT, SMB mounts, gcsfuse
 
 
 @contextmanager
@@ -61,7 +60,7 @@ def read_json(path: Path, *, made_by: str) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; make it with: {made_by}") from None
-    except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
+    except ValueError as error:  # also of bytes that are not UTF-8
         raise InputError(f"{path} is not valid JSON ({error}); delete it and run: {made_by}") from None
     if not isinstance(value, dict):
         raise InputError(f"{path} holds no object in braces; delete it and run: {made_by}")
@@ -93,10 +92,10 @@ def read_jsonl(path: Path) -> Iterator[dict]:
             if line.endswith(b"\n"):
                 try:
                     row = json.loads(line)
-                except (ValueError, RecursionError):
-                    row = None
-                if not isinstance(row, dict):
-                    raise InputError(f"{path} line {number} is damaged: it holds no JSON object; make the file again")
+                except ValueError:
+                    raise InputError(
+                        f"{path} line {number} is damaged: it holds no JSON; make the file again"
+                    ) from None
                 yield row
 
 
@@ -152,9 +151,7 @@ class LocalPendingFile:
             os.link(self.temporary, self.path)
         except FileExistsError:
             raise written_by_another(self.path) from None
-        except OSError as error:
-            if error.errno not in NO_HARD_LINKS:
-                raise
+        except OSError:  # no hard links: exFAT, SMB mounts, gcsfuse
             self._rename_to_free_name()
         else:
             self.temporary.unlink()
