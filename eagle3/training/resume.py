@@ -64,12 +64,12 @@ class RunCheckpoints:
                     f"ckpt_path=auto, which then starts a new one"
                 )
             return str(latest) if latest else None
-        folder, _, name = ckpt_path.rpartition("/")
+        folder = ckpt_path.rpartition("/")[0]
         if "://" in ckpt_path:
-            own = (
-                f"; if it is a copy of this run, set checkpoint_copies={folder} ckpt_path=auto" if name == LAST else ""
+            raise InputError(
+                f"ckpt_path={ckpt_path} must be a file on this machine; copy it and give its path, or, if it is a copy "
+                f"of this run, set checkpoint_copies={folder} ckpt_path=auto"
             )
-            raise InputError(f"ckpt_path={ckpt_path} must be a file on this machine; copy it and give its path{own}")
         latest = self.latest()
         if latest and latest.resolve() != Path(ckpt_path).resolve():
             raise InputError(
@@ -86,13 +86,11 @@ class RunCheckpoints:
 
     def latest(self) -> Path | None:
         """Return last.ckpt, or the best checkpoint of the latest step if the run was killed before its first one."""
-        kept = sorted(self.folder.glob("*.ckpt"))
-        if self.folder / LAST in kept:
-            return self.folder / LAST
-        if len(kept) < 2:
-            return next(iter(kept), None)
-        setting = f"hydra.run.dir={self.run_dir}"
-        return max(kept, key=lambda path: read_checkpoint(path, setting=setting).global_step)
+        last, setting = self.folder / LAST, f"hydra.run.dir={self.run_dir}"
+        if last.is_file():
+            return last
+        kept = self.folder.glob("*.ckpt")
+        return max(kept, key=lambda path: read_checkpoint(path, setting=setting).global_step, default=None)
 
     def _require_new(self) -> None:
         latest = self.latest()
@@ -154,13 +152,7 @@ def read_resumed(path: str | None) -> Checkpoint | None:
         raise InputError(
             f"ckpt_path={path} does not exist (there is {there}); give RUN/checkpoints/last.ckpt of an earlier run"
         )
-    checkpoint = read_checkpoint(path, setting=f"ckpt_path={path}")
-    if "optimizer_states" not in checkpoint.content:
-        raise InputError(
-            f"ckpt_path={path} has the weights alone (callbacks.best.save_weights_only=true), which resume nothing; "
-            f"give a last.ckpt, or export the head and start a new training from it with init_from=HEAD"
-        )
-    return checkpoint
+    return read_checkpoint(path, setting=f"ckpt_path={path}")
 
 
 def require_checkpoint_fits(

@@ -3,6 +3,7 @@
 python -m eagle3.training.sweep outputs/sweep/…
 """
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -88,7 +89,7 @@ def ranked_table(directory: Path) -> str:
     """Return a line for each job with the settings that differ, the best job first and those without a result last."""
     jobs = sorted(read_jobs(directory), key=rank)
     if not jobs:
-        return f"{directory} has no jobs of a sweep"
+        raise InputError(f"{directory} has no jobs of a sweep; give the folder of one, outputs/sweep/…")
     metric = jobs[0]["metric"] or "result"
     shared = set.intersection(*(set(job["settings"]) for job in jobs)) if len(jobs) > 1 else set()
     lines = [f"{'rank':>4}  {metric:>13}  {'steps':>6}  job  settings"]
@@ -134,10 +135,9 @@ def rank(job: dict[str, Any]) -> tuple[bool, float, str]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
-        missing = f"{sys.argv[1]} is no folder; " if len(sys.argv) == 2 else ""
-        exit_with(f"{missing}give the folder of a sweep: python -m eagle3.training.sweep outputs/sweep/…", 1)
+    parser = argparse.ArgumentParser(description="Print the ranked table of a sweep.")
+    parser.add_argument("folder", type=Path, help="e.g. outputs/sweep/rates")
     try:
-        print(ranked_table(Path(sys.argv[1])))
+        print(ranked_table(parser.parse_args().folder))
     except InputError as error:
         exit_with(str(error), 1)

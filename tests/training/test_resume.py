@@ -16,7 +16,7 @@ from eagle3.head_files.finding import TargetFacts
 from eagle3.storage.folder import Storage, open_folder
 from eagle3.training import resume
 from eagle3.training.checkpoint import AtomicCheckpointIO
-from eagle3.training.resume import RunCheckpoints, read_resumed
+from eagle3.training.resume import RunCheckpoints
 
 Saved = Callable[..., Path]
 
@@ -109,12 +109,6 @@ def test_a_run_whose_last_checkpoint_is_damaged_resumes_from_an_earlier_one_once
     assert RunCheckpoints(tmp_path / "run", None).resume_from("auto") == str(best)
 
 
-def test_a_checkpoint_of_the_weights_alone_resumes_nothing(tmp_path: Path, save: Saved) -> None:
-    best = save(tmp_path / "run/checkpoints/best-step8.ckpt", 8)
-    with pytest.raises(InputError, match=f"ckpt_path={best} has the weights alone .*init_from=HEAD"):
-        read_resumed(str(best))
-
-
 def test_a_run_that_was_continued_elsewhere_resumes_from_the_later_copy(tmp_path: Path, save: Saved) -> None:
     run, copies = tmp_path / "run", tmp_path / "copies"
     for step, folder in ((100, run / "checkpoints"), (500, copies)):
@@ -189,4 +183,3 @@ def test_a_checkpoint_in_a_bucket_is_resumed_by_the_folder_of_its_run_copies(tmp
     message = refusal(tmp_path, "s3://bucket/run/last.ckpt")
     assert "must be a file on this machine; copy it" in message
     assert "set checkpoint_copies=s3://bucket/run ckpt_path=auto" in message
-    assert "checkpoint_copies" not in refusal(tmp_path, "s3://bucket/run/best-step100.ckpt")
