@@ -18,12 +18,6 @@ DraftTokens = Annotated[int, Field(ge=1, le=100_000)]
 Temperature = Annotated[float, Field(ge=0, le=100)]  # 0: greedy
 
 
-def _variable(name: str) -> str:
-    if not name or "=" in name or "\0" in name:
-        raise wrong("must be the name of a variable of the environment")
-    return name
-
-
 def _value(value: Any) -> Any:
     if not isinstance(value, str | int | float | bool):
         raise wrong("must be a text or a number")
@@ -35,7 +29,7 @@ class LaunchSettings(Settings):
     """Settings that SGLang servers are started with."""
 
     python: Text | None = None
-    env: dict[Annotated[str, AfterValidator(_variable)], Annotated[Any, AfterValidator(_value)]] | None = None
+    env: dict[Text, Annotated[Any, AfterValidator(_value)]] | None = None
     host: Text = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 30000
     dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = "auto"

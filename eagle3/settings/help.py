@@ -59,7 +59,7 @@ def _about(script: str, action: str | None) -> str:
 def about_option(path: Path) -> str:
     """Return the first comment of an option's file."""
     comments = [line for line in path.read_text().splitlines() if line.startswith("# ") and "@package" not in line]
-    return comments[0].removeprefix("# ") if path.is_file() and comments else ""
+    return comments[0].removeprefix("# ") if comments else ""
 
 
 # --- conf/ -----------------------------------------------------------------------------------------------------------

@@ -167,21 +167,12 @@ class Bins(TypedDict, total=False):
     language: list[Text]
 
 
-def _given(rule: str) -> BeforeValidator:
-    def check(value: Any) -> Any:
-        if value is None:
-            raise wrong(rule)
-        return value
-
-    return BeforeValidator(check)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrafficSettings(Settings):
     """The production traffic that prompts are drawn to look like."""
 
-    sample: Annotated[Text, _given("names the production prompts to match; set it, e.g. to production.jsonl")]
-    size: Annotated[Count, _given("says how many prompts to draw; set it, e.g. to 50000")]
+    sample: Text
+    size: Count
     seed: Seed
     bins: Bins
     strata: Annotated[list[Literal["turns", "characters", "code_share", "language", "tools", "system_prompt"]],
