@@ -59,8 +59,7 @@ class CachedFolder:
             with (self.path / name).open("rb", buffering=0) as file:
                 if os.lseek(file.fileno(), start, os.SEEK_DATA) >= stop:  # a hole: no need to read zeros
                     return None
-                with suppress(OSError):  # a cache that may only be read
-                    os.utime(file.fileno())
+                os.utime(file.fileno())
                 content = memoryview(bytearray(stop - start))
                 file.seek(start)
                 return content if file.readinto(content) == len(content) else None

@@ -35,7 +35,7 @@ class Readable(Protocol):
     def size(self, name: str) -> int: ...
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, sha256: str | None = None) -> memoryview:
-        """Return the bytes of a range as far as there are, all by default. Safe to call from several threads.
+        """Return the bytes of a range that begins in the file, all by default. Safe to call from several threads.
 
         Bytes that come over a network are compared with `sha256`; local files only by `FeatureStore.verify`."""
 
@@ -132,13 +132,11 @@ def open_folder(place: str | Path, *, setting: str) -> Storage:
             f"{setting} is a URL with more than a bucket and a folder; give {scheme}://BUCKET/FOLDER and put "
             f"credentials into the environment"
         )
-    if scheme not in SCHEMES or not parts.netloc or not parts.path.strip("/"):
+    if scheme not in SCHEMES or not parts.netloc or not parts.path.strip("/") or "//" in parts.path.rstrip("/"):
         raise InputError(
             f"{setting}={place} must be a local folder, or a URL of a bucket and a folder in it: "
             f"{', '.join(f'{each}://BUCKET/FOLDER' for each in SCHEMES)}"
         )
-    if "//" in parts.path.rstrip("/"):
-        raise InputError(f"{setting}={place} has a folder without a name; leave out the second slash")
     require_packages("obstore", extra="objects", needed_by=f"{setting}={place}")
     from eagle3.storage.object_store import Bucket
 

@@ -97,14 +97,7 @@ class Bucket:
                     return memoryview(bytearray(found.buffer()))
                 del found
                 return self._in_parts(name, start, min(size, stop or size), version)
-            if stop <= start:
-                return memoryview(bytearray())
-            try:
-                return memoryview(bytearray(obstore.get_range(self.store, name, start=start, end=stop)))
-            except exceptions.GenericError:
-                if start >= obstore.head(self.store, name)["size"]:  # stores say so in different words
-                    return memoryview(bytearray())
-                raise
+            return memoryview(bytearray(obstore.get_range(self.store, name, start=start, end=stop)))
 
     def _in_parts(self, name: str, start: int, stop: int, version: str | None) -> memoryview:
         """Read with several requests at once, all of one version of the file."""

@@ -58,7 +58,6 @@ def test_a_file_is_there_whole_or_not_at_all(folder: Storage) -> None:
     assert (folder.names("*"), folder.names("*.bin")) == (["a.bin", "b.txt"], ["a.bin"])
     assert (folder.size("a.bin"), folder.size("b.txt"), bytes(folder.read("b.txt"))) == (10, 0, b"")
     ranges = {(): b"0123456789", (3,): b"3456789", (3, 5): b"34", (8, 12): b"89"}  # as far as there are bytes
-    ranges |= dict.fromkeys([(10, 12), (12, 20), (5, 5)], b"")
     assert {cut: bytes(folder.read("a.bin", *cut)) for cut in ranges} == ranges
     for letter in "ecfd":
         write_file(folder, f"{letter}.txt", b"")

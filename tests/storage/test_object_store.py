@@ -195,7 +195,7 @@ def test_a_large_file_that_changes_while_it_is_read_is_no_mixture(
         ("s3://", "must be a local folder, or a URL of a bucket and a folder in it: s3://BUCKET/FOLDER"),
         ("s3://bucket", "must be a local folder, or a URL of a bucket and a folder in it"),
         ("ftp://host/folder", "must be a local folder, or a URL of a bucket and a folder in it"),
-        ("s3://bucket/run//folder", "has a folder without a name; leave out the second slash"),
+        ("s3://bucket/run//folder", "must be a local folder, or a URL of a bucket and a folder in it"),
         (f"s3://key:{SECRET}@bucket/folder", "is a URL with more than a bucket and a folder"),
         (f"az://container/folder?sig={SECRET}", "is a URL with more than a bucket and a folder"),
     ],
