@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import scripts
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from stores import CONF
@@ -62,7 +62,7 @@ KEYS = list(
     {(script, place): values for script, values in reversed(WHOLE) for place in reversed(keys_of(values))}.items()
 )
 
-NASTY = [None, True, -1, 10**30, 1e300, math.nan, "", "1", [[]]]
+NASTY = [None, True, -1, 10**10, 10**30, 1e300, math.nan, "", "1", "a\n", [[]]]
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
 VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=3), SCALARS, max_size=2)
 
@@ -130,17 +130,6 @@ def test_every_key_takes_a_nasty_value_or_is_named_in_one_line() -> None:
     for (script, place), values in KEYS:
         for value in NASTY:
             assert_taken_or_named(script, values, place, value)
-
-
-RATE = next(number for number, ((_, place), _) in enumerate(KEYS) if place[-3:] == ("rates", "training", "prompts"))
-
-
-@settings(max_examples=400, deadline=None)
-@given(st.integers(0, len(KEYS) - 1), VALUES)
-@example(RATE, 10**10)
-def test_every_key_takes_any_value_or_is_named_in_one_line(number: int, value: Any) -> None:
-    (script, place), values = KEYS[number]
-    assert_taken_or_named(script, values, place, value)
 
 
 @pytest.mark.parametrize(

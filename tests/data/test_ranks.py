@@ -97,17 +97,6 @@ def test_a_step_that_would_be_cut_is_refused(store: Path) -> None:
         data_of(store, data.state_dict(), accumulate_grad_batches=2)
 
 
-def test_the_log_says_with_which_other_steps_an_epoch_is_planned_again(
-    store: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    data = data_of(store)
-    loader = iter(data.train_dataloader())
-    next(loader), next(loader)
-    with caplog.at_level("INFO"):
-        data_of(store, data.state_dict(), accumulate_grad_batches=2)
-    assert "ranks=1 and trainer.accumulate_grad_batches=2 instead of ranks=1 and" in caplog.text
-
-
 def train(run: Path, devices: int, *, stopped: bool, strategy: str = "ddp") -> dict[str, Any]:
     """Train the epoch, or a few steps of it; return what last.ckpt says then."""
     last, log = run / "checkpoints/last.ckpt", run.with_suffix(".log")

@@ -1,7 +1,6 @@
 """Streaming order: every sample once, shards from front to back, a bounded buffer, the same after every resume."""
 
 import itertools
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -71,32 +70,6 @@ def test_a_sample_leaves_the_buffer_while_fewer_others_enter_than_it_holds(buffe
     assert (order.tolist() == stream.tolist()) == (buffer == 1)
     moved = np.abs(np.argsort(order) - np.argsort(stream))
     assert moved.max() < buffer and (buffer == 1 or moved.mean() > buffer / 8 or buffer > 1000)
-
-
-def test_a_store_of_ten_million_samples_is_planned_in_seconds(samples: Samples) -> None:
-    many = Samples(
-        (*samples.shards, *(Sparse(10_000) for _ in range(1000))),
-        np.arange(60, 10_000_060),
-        np.random.default_rng(0).integers(50, 200, 10_000_000).astype(np.int32),
-        np.full(10_000_000, 40, np.int32),
-        np.zeros(10_000_000),
-    )
-    began = time.perf_counter()
-    plans = plan_stream(many, pack_tokens=1024, world_size=8, accumulate=1, shuffle_seed=0, buffer=1000)
-    assert len(plans) == 8 and sum(len(plan.stream) for plan in plans) == 10_000_000  # type: ignore[arg-type]
-    assert time.perf_counter() - began < 90
-
-
-class Sparse:
-    """A shard of which nothing but its length is asked."""
-
-    store = "nowhere"
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

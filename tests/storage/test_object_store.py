@@ -1,11 +1,9 @@
 """Features in a bucket, on servers for S3 and Google behind a proxy that puts faults in between."""
 
 import hashlib
-import itertools
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,24 +89,6 @@ def test_parts_go_up_while_the_next_is_made_and_nothing_is_there_before_the_end(
     assert folder.names("*") == [] and len(server.unfinished_uploads()) == 1
     upload.discard()
     assert folder.names("*") == [] and server.unfinished_uploads() == []
-
-
-def test_ranges_of_a_large_file_are_read_at_once(proxy: FaultyProxy, url: str) -> None:
-    folder = bucket(url)
-    write_file(folder, "big.bin", CONTENT)
-    asked, two_at_once = itertools.count(1), threading.Event()
-
-    def wait_for_another(number: int, method: str, path: str) -> str:
-        place = next(asked) if method == "GET" else 0
-        if place == 3:
-            two_at_once.set()
-        if place > 1:  # the first asks how large the file is
-            assert two_at_once.wait(60)  # one after the other, there would never be a third
-        return "pass"
-
-    proxy.fault = wait_for_another
-    assert bytes(folder.read("big.bin")) == CONTENT
-    assert two_at_once.is_set()
 
 
 @pytest.mark.parametrize("fault", ["503", "429", "reset", "half"])

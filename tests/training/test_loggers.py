@@ -1,7 +1,6 @@
 """Loggers: metrics.csv across a resume, W&B offline with config, git revision and store."""
 
 import csv
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from stores import ROOT
 from eagle3.commands.train import build_loggers
 from eagle3.errors import InputError
 from eagle3.training import loggers
-from eagle3.training.loggers import EXTRAS, MetricsCSV, WandbRun, kept_id, log_settings, searchable
+from eagle3.training.loggers import EXTRAS, MetricsCSV, WandbRun, log_settings, searchable
 from tests.training.test_sweep import SHORT, sweep
 from tests.training.test_training import LIGHTNING_WARNS, Run
 
@@ -131,17 +130,6 @@ def test_a_resumed_run_is_the_same_for_wandb_and_another_folder_is_another(tmp_p
     first, again, other = (wandb_run(tmp_path / name) for name in ("run", "run", "other"))
     assert first._wandb_init["id"] == again._wandb_init["id"] != other._wandb_init["id"]
     assert (first._wandb_init["name"], first._wandb_init["resume"]) == ("run", "allow")
-
-
-def test_a_full_disk_leaves_no_empty_id_with_which_each_resume_would_be_a_new_run(tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        with pytest.raises(OSError):
-            kept_id(tmp_path / "wandb_id")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_job_of_a_sweep_is_named_after_it_and_grouped_by_it(in_sweep: Path) -> None:

@@ -35,13 +35,10 @@ def test_auto_takes_bf16_where_it_trains_on_a_gpu(
 @pytest.mark.parametrize(
     ("overrides", "gpus", "several"),
     [
-        ([], 0, False),
         ([], 1, False),
         ([], 8, True),
         (["trainer.accelerator=cpu"], 8, False),
-        (["trainer=gpu"], 8, False),
         (["trainer=gpu", "trainer.devices=2"], 8, True),
-        (["trainer.devices=[3]"], 8, False),
         (["trainer.devices=[0,2]"], 8, True),
         (["trainer.devices='0,'"], 8, False),
         (["trainer=gpu", "trainer.num_nodes=2"], 1, True),
@@ -52,11 +49,6 @@ def test_every_gpu_trains_unless_fewer_are_named(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert trains_on_several(composed("train", *overrides).trainer) is several
-
-
-def test_the_trainer_that_is_taken_by_default_decides_by_the_machine() -> None:
-    trainer = composed("train").trainer
-    assert (trainer.precision, trainer.accelerator, trainer.devices) == ("auto", "auto", "auto")
 
 
 class FailsAsMpsDoes(TorchDispatchMode):
