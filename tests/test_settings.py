@@ -139,17 +139,9 @@ def test_every_key_takes_a_nasty_value_or_is_named_in_one_line() -> None:
         ("train", "optim.warmup_fraction=2", "optim.warmup_fraction=2 must be at most 1; the default is"),
         ("train", "callbacks.best.monitor=val/best", "callbacks.best.monitor=val/best is logged by nothing; take one"),
         ("train", "callbacks.best.monitor=val/loss", "best.mode=max looks for the worst val/loss; set callb"),
-        ("train", "callbacks.best.mode=min", "best.mode=min looks for the worst val/served_accept_length_7; "),
         ("train", "+trainer.limit_val_batches=0", "limit_val_batches=0 leaves nothing to choose the best che"),
-        ("train", "optim._target_=eagle3.Adam", "optim._target_=eagle3.Adam names no class or function that can be"),
-        (
-            "train",
-            "optim._target_=adams.Adam",
-            "(modules are found in the clone, in PYTHONPATH and next to the folder of",
-        ),
+        ("train", "optim._target_=adams.Adam", "names no class or function that can be imported (modules are found"),
         ("train", "+optim.momentum=0.9", "optim.momentum is not a key of this config; --cfg job shows every key"),
-        ("train", "+data.pathh=x", "data.pathh is not a key of this config"),
-        ("train", "+loss.gamma=1", "loss.gamma is not a key of this config"),
         ("train", "+trainer.limit_val_batch=2", "trainer.limit_val_batch is not a key of this config"),
         ("train", "+trainer.limit_val_batches=-2", "trainer.limit_val_batches=-2 must be a share"),
         ("train", "~optim.betas", "optim.betas is left out and must be there; the default is optim.betas=[0.9, 0.95]"),
@@ -160,24 +152,14 @@ def test_every_key_takes_a_nasty_value_or_is_named_in_one_line() -> None:
         ("precompute", "target.revision=2024", "target.revision=2024 must be a text; quote what YAML takes for"),
         ("precompute", "prompts.length={min_turns:5,max_turns:2}", "prompts.length.min_turns=5 is above prompts.len"),
         ("train", "kernels.fp8=no", "kernels.fp8='no' must be true or false; the default is kernels.fp8=false"),
-        ("precompute", "prompts.language.allowed=[en,false]", "language.allowed[1]=false must be a text; quote"),
         ("precompute", "prompts.privacy.actions.IBAN=hide", "must be 'drop', 'mask' or 'keep'; the default"),
         ("precompute", "chat.reasoning_parser=[a]", "chat.reasoning_parser=[a] must have 2 or more entries"),
         ("precompute", "chat.reasoning_parser=no_auto", "chat.reasoning_parser=no_auto must be 'auto'"),
         ("train", "kernels.cuda_graphs=1", "kernels.cuda_graphs=1 must be true or false; the default is"),
-        ("precompute", "features.reasoning=[a]", "features.reasoning=[a] must have 2 or more entries; the default is"),
-        (
-            "serve action=check",
-            "max_new_tokens=1",
-            "max_new_tokens=1 must be 2 or more; the default is max_new",
-        ),
         ("serve action=compare", "compare.shapes=[{steps:3,topk:1}]", "compare.shapes[0].draft_tokens"),
-        ("serve action=compare", "compare.shapes=[{steps:3,topk:4,draft_tokens:null}]", "shapes[0]: steps=3 topk=4"),
         ("serve action=compare", "compare.shapes=[{steps:3,topk:1,draft_tokens:9}]", "set draft_tokens=4 or null"),
         ("serve action=compare", "compare.positions=[2,1]", "compare.positions=[2, 1] must rise"),
         ("serve action=decode", "topk=4", "steps=3 topk=4 draft_tokens=None: such a tree"),
-        ("serve action=decode topk=2", "draft_tokens=12", "from 2 to 11 tokens"),
-        ("serve action=compare", "heads=[]", "heads=[] must have 1 or more entries"),
         ("serve action=launch", "launch.env={TOKEN:[s3cret]}", "launch.env.TOKEN=… must be a text or a number"),
         ("serve action=bench", "bench.sampling={ignore_eos:true}", "bench.sampling.ignore_eos=true would measure"),
     ],
@@ -185,9 +167,7 @@ def test_every_key_takes_a_nasty_value_or_is_named_in_one_line() -> None:
 def test_a_wrong_setting_is_one_line_with_a_fix(script: str, override: str, line: str) -> None:
     script, *options = [*script.split(), "out_dir=DIR"] if script == "precompute" else script.split()
     with pytest.raises(InputError) as refused:
-        check_settings(
-            composed(script, *options, override.replace("+launch", "launch").replace("+bench", "bench")), script
-        )
+        check_settings(composed(script, *options, override), script)
     assert line in str(refused.value)
     assert "s3cret" not in str(refused.value)
 

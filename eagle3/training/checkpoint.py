@@ -127,11 +127,6 @@ def _comment(archive: bytes | memoryview) -> bytes:
 COMMENT_LENGTH = len(_comment(b""))
 
 
-def _is_whole(path: Path) -> bool:
-    stored = LocalFolder(path.parent).read(path.name)  # mapped, since it may be gigabytes
-    return stored[-COMMENT_LENGTH:] == _comment(stored[:-COMMENT_LENGTH])
-
-
 def read_comment(folder: Storage, name: str) -> bytes:
     """Return the end of a checkpoint file, which is the sha256 of everything before it."""
     size = folder.size(name)
@@ -143,7 +138,8 @@ def read_checkpoint(path: str | Path, *, setting: str) -> Checkpoint:
     fix = (
         "give another one, e.g. RUN/checkpoints/last.ckpt of: python train.py data.path=DIR/features hydra.run.dir=RUN"
     )
-    if not _is_whole(Path(path)):
+    stored = LocalFolder(Path(path).parent).read(Path(path).name)  # mapped, since it may be gigabytes
+    if stored[-COMMENT_LENGTH:] != _comment(stored[:-COMMENT_LENGTH]):
         raise InputError(f"{setting}: {path} is damaged, or not a checkpoint of a draft head; {fix}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)

@@ -11,14 +11,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning import Callback, LightningModule, Trainer
 
 from eagle3.cli import exit_with
-from eagle3.errors import InputError, install_command, require_packages
+from eagle3.errors import InputError, require_packages
 from eagle3.storage.files import atomic_write
 
 log = logging.getLogger(__name__)
@@ -47,11 +46,6 @@ class Curves(Callback):
 
     def __init__(self, *, run_dir: str) -> None:
         self.run_dir = Path(run_dir)
-        self.can_draw = find_spec("matplotlib") is not None
-
-    def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if not self.can_draw:
-            log.info("%s is not drawn: that needs matplotlib, %s", PICTURE, install_command("bench"))
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self._draw(trainer)
@@ -62,7 +56,7 @@ class Curves(Callback):
     def _draw(self, trainer: Trainer) -> None:
         for logger in trainer.loggers:
             logger.save()  # writes the latest rows of metrics.csv
-        if self.can_draw and trainer.is_global_zero and (self.run_dir / "metrics.csv").is_file():
+        if trainer.is_global_zero and (self.run_dir / "metrics.csv").is_file():
             try:
                 write_curves([self.run_dir], self.run_dir / PICTURE)
             except Exception as error:  # checkpoints are saved after this: a picture must not prevent that
@@ -127,6 +121,7 @@ def _by_number(metric: str) -> int:
 
 
 def write_curves(runs: Sequence[Path], out: Path) -> None:
+    require_packages("matplotlib", extra="bench", needed_by=PICTURE)
     with atomic_write(out) as file:
         figure_of_runs(runs).savefig(file, format="png", dpi=100, metadata={"Software": None})
 
@@ -138,7 +133,6 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     out = options.out or (options.runs[0] / PICTURE if len(options.runs) == 1 else Path(PICTURE))
     try:
-        require_packages("matplotlib", extra="bench", needed_by=PICTURE)
         write_curves(options.runs, out)
     except InputError as error:
         exit_with(str(error), 1)

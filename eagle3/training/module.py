@@ -217,7 +217,8 @@ class HeadTraining(lightning.LightningModule):
         """Return what in this training cannot be recorded in a CUDA graph; None if nothing."""
         if self.device_mesh is not None:
             return "trainer=fsdp gathers weights between the kernels of a step"
-        own = [part for part in (self.kind, self.loss, self.loss.divergence) if is_own(part)]
+        parts = self.kind, self.loss, self.loss.divergence
+        own = [part for part in parts if not type(part).__module__.startswith("eagle3.")]
         return f"{type(own[0]).__name__} is your own, and may read a batch on the host" if own else None
 
     def _over_ranks(self, sums: np.ndarray) -> Tensor:
@@ -260,8 +261,3 @@ def ranks_of_machine(trainer: lightning.Trainer) -> dist.ProcessGroup | None:
     if trainer.num_devices == 1 or not isinstance(trainer.strategy, DDPStrategy):
         return None
     return dist.new_subgroups(trainer.num_devices)[0]
-
-
-def is_own(part: object) -> bool:
-    """Tell whether a part comes from outside this package."""
-    return not type(part).__module__.startswith("eagle3.")
