@@ -146,23 +146,22 @@ class LocalPendingFile:
         self.committed()
 
     def _take_free_name(self) -> None:
-        """Make a hard link, which fails if the name is taken; renaming would replace the other file."""
+        """Make a hard link, which fails if the name is taken; renaming would replace the other file.
+
+        Where links fail (exFAT, SMB mounts, gcsfuse), rename under a lock, which a killed process gives back. If locks
+        do not reach other machines either, two of them can still overwrite each other's file between check and rename.
+        """
         try:
             os.link(self.temporary, self.path)
         except FileExistsError:
             raise written_by_another(self.path) from None
-        except OSError:  # no hard links: exFAT, SMB mounts, gcsfuse
-            self._rename_to_free_name()
+        except OSError:
+            with FileLock(self.path.with_name(".rename.lock")):
+                if self.path.exists():
+                    raise written_by_another(self.path) from None
+                self.temporary.replace(self.path)
         else:
             self.temporary.unlink()
-
-    def _rename_to_free_name(self) -> None:
-        """Rename under a lock, which a killed process gives back. Where locks do not reach other machines, two machines
-        can still overwrite each other's file within the moment between the check and the rename."""
-        with FileLock(self.path.with_name(".rename.lock")):
-            if self.path.exists():
-                raise written_by_another(self.path)
-            self.temporary.replace(self.path)
 
     def discard(self) -> None:
         with suppress(OSError):  # on a full disk closing fails as writing did

@@ -88,7 +88,7 @@ def parse_sealed(content: bytes, kind: type[AnyRecord], *, source: str, remedy: 
 
 
 @cache
-def _adapter(kind: type[Record]) -> TypeAdapter[Any]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     """Return the validator of a kind of record; making one costs as much as reading a hundred lines."""
     return TypeAdapter(kind)
 
