@@ -66,6 +66,11 @@ class Record:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     FORMAT_VERSION: ClassVar[int | None] = None
 
+    @classmethod
+    @cache  # making one costs as much as reading a hundred lines
+    def adapter(cls) -> TypeAdapter[Any]:
+        return TypeAdapter(cls)
+
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
@@ -74,7 +79,7 @@ def parse_record(content: bytes, kind: type[AnyRecord], *, source: str, remedy: 
     """Read a record from JSON. InputError names `source`, the field, what is wrong with it and the `remedy`."""
     _require_version(content, kind, source, remedy)
     try:
-        return _adapter(kind).validate_json(content)
+        return kind.adapter().validate_json(content)
     except ValidationError as error:
         raise InputError(f"{source}: {_in_words(error.errors()[0])}; {remedy}") from None
 
@@ -85,12 +90,6 @@ def parse_sealed(content: bytes, kind: type[AnyRecord], *, source: str, remedy: 
     if not SEAL.search(content[-LONGEST_SEAL:]):
         parse_record(content, kind, source=source, remedy=remedy)
     return parse_record(unseal(content, source=source, remedy=remedy), kind, source=source, remedy=remedy)
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return the validator of a kind of record; making one costs as much as reading a hundred lines."""
-    return TypeAdapter(kind)
 
 
 def _require_version(content: bytes, kind: type[Record], source: str, remedy: str) -> None:
@@ -116,7 +115,7 @@ def _in_words(fault: Mapping[str, Any]) -> str:
 
 
 def record_bytes(record: Record) -> bytes:
-    return _adapter(type(record)).dump_json(record, indent=1) + b"\n"
+    return record.adapter().dump_json(record, indent=1) + b"\n"
 
 
 def sealed_bytes(record: Record) -> bytes:
