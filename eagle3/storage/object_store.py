@@ -36,7 +36,7 @@ class Bucket:
 
     remote = True
 
-    def __init__(self, url: str, *, setting: str, max_retries: int = 10, timeout: float = 60) -> None:
+    def __init__(self, url: str, *, setting: str, max_retries: int = 10) -> None:
         self.location, self.setting, self.max_retries = url.rstrip("/"), setting, max_retries
         # Google replaces by the object's generation, S3 and Azure by its ETag.
         self.version_key: Literal["version", "e_tag"] = "version" if url.startswith("gs://") else "e_tag"
@@ -44,7 +44,7 @@ class Bucket:
             self.store = from_url(
                 self.location,
                 # Only an endpoint that the environment names can be without TLS: a store of one's own.
-                client_options={"timeout": timedelta(seconds=timeout), "allow_http": True},
+                client_options={"timeout": timedelta(seconds=60), "allow_http": True},
                 retry_config={"max_retries": max_retries, "retry_timeout": timedelta(minutes=3)},
             )
         except exceptions.BaseError as error:

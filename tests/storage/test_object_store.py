@@ -38,8 +38,8 @@ def proxy(server: RunningStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fau
         yield between
 
 
-def bucket(url: str, **settings: float) -> Bucket:
-    return Bucket(url, setting="data.path", **settings)  # type: ignore[arg-type]
+def bucket(url: str, **settings: int) -> Bucket:
+    return Bucket(url, setting="data.path", **settings)
 
 
 CONTENT = os.urandom(3 * PART + 12345)
