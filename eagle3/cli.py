@@ -234,16 +234,13 @@ def wrong_override(error: Exception) -> str:
     if option := UNKNOWN_OPTION.search(message):
         group, name, options = option["group"], option["option"], option["options"].split()
         top, _, rest = group.partition("/")
-        if top in PATHS and rest.partition("/")[0] not in subgroups(top):
+        inner = rest.partition("/")[0]
+        if top in PATHS and not (inner and (Path(CONF) / top / inner).is_dir()):
             if rest:  # Hydra's reading of target=meta-llama/Llama-3.1-8B
                 return f"{top}={rest}/{name} is no option; {PATHS[top]} is {top}.path={rest}/{name}"
             return f"{no_option(group, name, options)}; {PATHS[top]} is {top}.path={name}"
         return no_option(group, name, options)
     return message.strip()
-
-
-def subgroups(group: str) -> set[str]:
-    return {each.name for each in (Path(CONF) / group).iterdir() if each.is_dir()}
 
 
 def no_option(group: str, name: str, options: Sequence[str]) -> str:
@@ -375,18 +372,14 @@ def result_facts(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     already may run on another machine.
     """
     versions = provenance()
+    words = [str(Path(sys.argv[0]).resolve()), *(sys.argv[1:] if arguments is None else arguments)]
     return {
         "commit": versions.pop("git_revision"),
-        "command": shell_command(sys.argv[1:] if arguments is None else arguments),
+        # to paste in the repository's root: its own files are named from there
+        "command": shlex.join(["python", *(public(word.replace(f"{ROOT}/", "")) for word in words)]),
         "machine": machine(),
         "versions": versions,
     }
-
-
-def shell_command(arguments: Sequence[str]) -> str:
-    """This script's command, to paste in the repository's root: its own files are named from there."""
-    words = [str(Path(sys.argv[0]).resolve()), *arguments]
-    return shlex.join(["python", *(public(word.replace(f"{ROOT}/", "")) for word in words)])
 
 
 def machine() -> str:

@@ -33,18 +33,16 @@ def public(value: Any) -> Any:
     if isinstance(value, str):
         return _public_text(value)
     if isinstance(value, Mapping):
-        return {public(key): _hidden(part) if key == "env" else _of_key(str(key), part) for key, part in value.items()}
+        return {public(key): _of_key(str(key), part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [public(part) for part in value]
     return value
 
 
 def _of_key(key: str, value: Any) -> Any:
+    if key == "env" and isinstance(value, Mapping):
+        return dict.fromkeys(value, HIDDEN)
     return HIDDEN if isinstance(value, str) and value not in ACTIONS and KEY.search(key) else public(value)
-
-
-def _hidden(env: Any) -> Any:
-    return dict.fromkeys(env, HIDDEN) if isinstance(env, Mapping) else public(env)
 
 
 def _public_text(text: str) -> str:

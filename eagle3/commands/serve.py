@@ -63,15 +63,11 @@ def export_head(config: DictConfig) -> None:
 
 
 def require_findings_apart(findings: str | None, head: Path) -> None:
-    """Raise InputError for a file of findings that an export would replace, or cannot write at its end."""
-    if findings is None:
-        return
-    if head.resolve() in Path(findings).resolve().parents:
+    """Raise InputError for a file of findings that an export would replace."""
+    if findings is not None and head.resolve() in Path(findings).resolve().parents:
         raise InputError(
             f"findings={findings} is in head={head}, which the export replaces; give a file next to that folder"
         )
-    if Path(findings).is_dir():
-        raise InputError(f"findings={findings} is a folder; give a file, e.g. findings=findings.json")
 
 
 def exports_measurer(config: DictConfig, trained: export.TrainedHead) -> Measurer | str:

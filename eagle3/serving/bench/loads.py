@@ -115,7 +115,8 @@ def measure_all(
                         plain=side == "plain",
                         progress=f"{side} {prompt_set} x{concurrency}",
                     )
-                    append(results, MeasuredLoad(side, prompt_set, concurrency, repeat, result))
+                    load = MeasuredLoad(side, prompt_set, concurrency, repeat, result)
+                    append_lines(results, json_line(load.to_json()))  # on disk before the next load starts
                     _require_answers(server, result)
 
 
@@ -127,11 +128,6 @@ def _require_answers(server: Server | RunningServer, result: LoadResult) -> None
             f"{server.url}: all {len(result.failed)} requests of a load failed ({result.failed[0].error}); see that it "
             f"serves target.path, or raise bench.timeout_s"
         )
-
-
-def append(results: Path, load: MeasuredLoad) -> None:
-    """Add a line and see it on disk before the next load starts."""
-    append_lines(results, json_line(load.to_json()))
 
 
 def read_results(results: Path) -> list[MeasuredLoad]:

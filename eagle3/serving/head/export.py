@@ -47,10 +47,7 @@ def find_checkpoint(*, run: str | None, checkpoint: str | None) -> Path:
         raise InputError("run is not set; give the folder of a training run: run=RUN (or checkpoint=FILE.ckpt)")
     folder = Path(run) / "checkpoints"
     if (Path(run) / "result.json").is_file():
-        named = read_sealed_json(Path(run) / "result.json", made_by=MAKE_RUN).get("checkpoint")
-        if not isinstance(named, str):
-            raise InputError(f"{run}/result.json names no checkpoint; give one: checkpoint=FILE.ckpt")
-        best = Path(named)
+        best = Path(read_sealed_json(Path(run) / "result.json", made_by=MAKE_RUN)["checkpoint"])
         return _existing(folder / best.name, f"run={run}")  # by name: the run's folder may have moved
     found = sorted(folder.glob("*.ckpt"), key=lambda path: (path.name != "last.ckpt", path.stat().st_mtime))
     return _existing(found[-1] if found else folder / "last.ckpt", f"run={run}")
@@ -132,8 +129,6 @@ def atomic_folder(directory: Path) -> Iterator[Path]:
 
 def require_replaceable(directory: Path) -> None:
     """Raise InputError unless `directory` is absent, empty or an exported head, and nothing else is in it."""
-    if directory.name in ("", ".."):
-        raise InputError(f"head={directory} gives the folder no name of its own; name it, e.g. head=heads/first")
     empty = directory.is_dir() and not any(directory.iterdir())
     if directory.exists() and not empty and not is_exported_head(directory):
         raise InputError(f"head={directory} exists and is no exported head: it is left alone; name another folder")

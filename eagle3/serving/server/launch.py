@@ -58,24 +58,20 @@ def launch(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *
         raise Interrupted(f"the server is stopped; its log is {folder / 'server.log'}") from None
 
 
-def require_head(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) -> None:
-    """Raise InputError for what `prepare` finds wrong with a head without SGLang, a GPU or the head's weights."""
-    if settings.check and draft is not None:
-        require_windowed_attention(settings, draft)
-        check_files(draft.head, target, weights=False)
-
-
 def prepare(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) -> None:
     """Raise InputError for what would fail at the start, or silently later."""
     require_free_port(settings.host, settings.port)
-    if not settings.check:
-        return
-    if draft is not None:
+    if settings.check:
+        find_sglang(settings)
+        require_head(settings, target, draft, weights=True)
+        count_gpus(settings)
+
+
+def require_head(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *, weights: bool = False) -> None:
+    """Raise InputError for what is wrong with a head; by default its weights are not read."""
+    if settings.check and draft is not None:
         require_windowed_attention(settings, draft)
-    find_sglang(settings)
-    if draft is not None:
-        check_files(draft.head, target, weights=True)
-    count_gpus(settings)
+        check_files(draft.head, target, weights=weights)
 
 
 def check_files(head: str, target: TargetFiles, *, weights: bool) -> None:

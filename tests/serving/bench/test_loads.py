@@ -9,8 +9,9 @@ from small_servers import head_server, plain_server, plan
 
 from eagle3.engine.timed import ServedAnswer
 from eagle3.errors import InputError
-from eagle3.serving.bench.loads import RESULTS, MeasuredLoad, append, measure_running, read_results
+from eagle3.serving.bench.loads import RESULTS, MeasuredLoad, measure_running, read_results
 from eagle3.serving.server.load import LoadResult
+from eagle3.storage.files import append_lines, json_line
 
 
 def test_every_repeat_measures_every_load_on_both_servers_in_turn(measured: tuple[Path, dict]) -> None:
@@ -36,7 +37,7 @@ def test_results_survive_a_line_that_was_cut_short(tmp_path: Path) -> None:
     one = MeasuredLoad(
         "head", "chät", 4, 0, LoadResult([ServedAnswer(output_tokens=3, histogram=(1, 2))], 2.0, 1.0, 3.0, True)
     )
-    append(tmp_path / RESULTS, one)
+    append_lines(tmp_path / RESULTS, json_line(one.to_json()))
     with (tmp_path / RESULTS).open("a") as file:
         file.write('{"side": "he')
     assert read_results(tmp_path / RESULTS) == [one]

@@ -126,12 +126,7 @@ def test_the_same_head_twice_is_refused(folders):
     ("config", "message"),
     [
         ({"hidden_size": 32}, r"worse is for a target with hidden_size=32, target\.path=.*tiny has 192; compare"),
-        ({"vocab_size": 9999}, r"worse is for a target with vocab_size=9999, target\.path="),
-        ({"architectures": ["Other"]}, r"worse is of architectures=\['Other'\] in config.json, no kind"),
-        (
-            {"architectures": [TwoLayers.architecture]},
-            "worse is of kind two_layer, .* replays only eagle3 heads; decode",
-        ),
+        ({"architectures": [TwoLayers.architecture]}, r"worse is of architectures=\['Two.* replays only eagle3 heads"),
         ({"draft_vocab_size": 2}, "topk=3: .*worse can draft no more than its 2 tokens; lower topk"),
         ({"eagle_config": {IDS: [1, 2, 70]}, IDS: [2, 3, 71]}, "worse: layer ids"),
         ({IDS: [1, 3, 4]}, "worse: .* name different layers"),
