@@ -184,12 +184,9 @@ def test_every_action_has_a_config_a_schema_and_a_function() -> None:
 @pytest.mark.parametrize(
     ("action", "key", "meant"),
     [
-        ("export", "bench.repeats", ""), ("check", "run", ""), ("check", "dry_run", ""),
-        ("decode", "check.max_difference", ""),
-        ("show", "findings", ""), ("compare", "head", " (did you mean heads?)"), ("compare", "steps", ""),
-        ("compare", "temperature", " (did you mean compare.temperatures?)"), ("launch", "temperature", ""),
-        ("bench", "tune.timed", ""), ("bench", "seed", ""), ("tune", "steps", " (did you mean tune.steps?)"),
-        ("tune", "dry_run", ""),
+        ("export", "bench.repeats", ""), ("check", "run", ""), ("decode", "check.max_difference", ""),
+        ("show", "findings", ""), ("compare", "temperature", " (did you mean compare.temperatures?)"),
+        ("launch", "temperature", ""), ("bench", "seed", ""), ("tune", "steps", " (did you mean tune.steps?)"),
     ],
 )  # fmt: skip
 def test_a_key_without_effect_on_an_action_is_not_one_of_its_keys(
@@ -243,22 +240,10 @@ def test_a_failed_job_of_a_sweep_is_worse_than_any_other_and_ends_no_study(
     assert "error: /nowhere/manifest.json does not exist" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["optim.lr=1e-300", "optim.warmup_fraction=1", "data.prefetch=2147483647", "kernels.loss_chunk=1",
-         "callbacks.last.every_n_steps=0", "trainer.gradient_clip_val=0", "trainer.log_every_n_steps=2147483647"],
-        ["optim.lr=10", "optim.betas=[0,0]", "data.pack_tokens=16777216"],
-        ["loss.decay=10", "trainer.accumulate_grad_batches=1048576"],
-        ["data.limit_samples=2"],
-        ["ttt_steps=64"],
-    ],
-    ids=lambda overrides: overrides[0],
-)  # fmt: skip
-def test_what_is_extreme_and_allowed_runs(world: World, call: Call, overrides: list[str]) -> None:
-    settings = (f"data.path={world.store}", "data.val_fraction=0.2", "ttt_steps=2", "trainer.max_epochs=1")
-    settings += ("data.limit_samples=6",)
-    assert call("train", *settings, "trainer.enable_progress_bar=false", "callbacks.progress=null", *overrides) >= 1
+def test_two_samples_and_more_steps_than_an_answer_has_tokens_train(world: World, call: Call) -> None:
+    settings = (f"data.path={world.store}", "data.limit_samples=2", "ttt_steps=64", "trainer.max_epochs=1")
+    settings += ("trainer.accumulate_grad_batches=8", "trainer.enable_progress_bar=false", "callbacks.progress=null")
+    assert call("train", *settings) >= 1
 
 
 def test_compare_prints_a_table_and_leaves_it_as_sealed_json(
@@ -271,10 +256,6 @@ def test_compare_prints_a_table_and_leaves_it_as_sealed_json(
         f"prompts.path={world.root}/prompts.jsonl", "max_new_tokens=16", "limit=4",
     )  # fmt: skip
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("| source | prompts | sampling | drafts | head | accept length | difference |")
-    assert [line.split(" | ")[2:4] for line in lines[2:14:2]] == [
-        [sampling, drafts] for sampling in ("greedy", "T = 1") for drafts in ("chain of 3", "chain of 7", "tree 5/4/16")
-    ]
     assert lines[3].endswith("| +0.000 | +0.000 to +0.000 | 0.000 |")  # the same head once more
     found = read_sealed_json(tmp_path / "run" / "compare.json", made_by="")
     assert found["prompts"] == 4 and {"commit", "command", "machine", "versions"} <= found.keys()
@@ -450,36 +431,24 @@ def test_prompts_answered_twice_train_as_one_store_and_their_validation_prompts_
     assert training["accept_length"]["prompts_from"] == f"validation prompts of [{','.join(stores)}]"
 
 
-@pytest.mark.parametrize(
-    ("name", "damage", "repair"),
-    [
-        ("shard-000000-*.tar", "truncated", False),
-        ("shard-000000-*.tar", "altered", True),
-        ("target.safetensors", "altered", True),
-        ("target.safetensors", "missing", True),
-        ("manifest.json", "altered", True),
-    ],
-)
+@pytest.mark.parametrize("name", ["shard-000000-*.tar", "target.safetensors", "manifest.json"])
 def test_a_damaged_store_is_refused_and_the_advice_repairs_it(
-    world: World, fails: Fails, call: Call, tmp_path: Path, name: str, damage: str, repair: bool
+    world: World, fails: Fails, call: Call, tmp_path: Path, name: str
 ) -> None:
     shutil.copytree(world.out_dir, tmp_path / "dir")
     [path] = (tmp_path / "dir" / "features").glob(name)
     content = path.read_bytes()
     middle = len(content) // 2
-    path.write_bytes(content[:middle] + (b"" if damage == "truncated" else b"?" + content[middle + 1 :]))
-    if damage == "missing":
-        path.unlink()
+    path.write_bytes(content[:middle] + b"?" + content[middle + 1 :])
     settings = (f"data.path={tmp_path}/dir/features", "data.limit_samples=6", "trainer.max_epochs=1", "ttt_steps=1")
     assert path.name in fails("train", *settings)
-    if repair:
-        if path.name != "target.safetensors":  # which is replaced even if it is not deleted
-            path.unlink()
-        if path.suffix == ".tar":
-            path.with_name(index_name(path.name)).unlink()
-        call("precompute", f"target.path={TINY}", f"out_dir={tmp_path}/dir", "stages=[features]", "features.shard_mb=1")
-        assert path.name != "target.safetensors" or path.read_bytes() == content
-        call("train", *settings)
+    if path.name != "target.safetensors":  # which is replaced even if it is not deleted
+        path.unlink()
+    if path.suffix == ".tar":
+        path.with_name(index_name(path.name)).unlink()
+    call("precompute", f"target.path={TINY}", f"out_dir={tmp_path}/dir", "stages=[features]", "features.shard_mb=1")
+    assert path.name != "target.safetensors" or path.read_bytes() == content
+    call("train", *settings)
 
 
 @pytest.mark.parametrize(
@@ -488,13 +457,10 @@ def test_a_damaged_store_is_refused_and_the_advice_repairs_it(
         (["action=check", "head=/nowhere"], "/nowhere/config.json does not exist; make it with"),
         (["action=export", "run=/nowhere"], "run=/nowhere: /nowhere/checkpoints/last.ckpt does not exist"),
         (["action=export", f"checkpoint={__file__}"], f"{__file__} is damaged, or not a checkpoint"),
-        (["action=decode", "prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist"),
         (["action=show", "prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist"),
         (["action=show"], "prompts.path is not set; give prompts.path=VALUE"),
         (["action=show", f"prompts.path={TINY}/config.json", f"out={TINY}"], "must be a file on this machine; give"),
-        (["action=show", f"prompts.path={PROMPTS}", "out=s3://bucket/a.html"], "must be a file on this machine; give"),
         (["action=compare"], "heads and prompts.path are not set; give heads=VALUE prompts.path=VALUE"),
-        (["action=compare", "heads=[/nowhere]", f"prompts.path={__file__}"], "prompts.path="),
         (["action=compare", "heads=[/nowhere]", f"prompts.path={PROMPTS}"], "/nowhere/config.json does not exist; m"),
         (["action=bench"], "head is not set; give the folder of an exported head, made by: python serve.py"),
     ],

@@ -136,7 +136,6 @@ def test_every_key_takes_a_nasty_value_or_is_named_in_one_line() -> None:
     ("script", "override", "line"),
     [
         ("train", "trainer.gradient_clip_val=-1", "trainer.gradient_clip_val=-1 must be 0 or more; the default is"),
-        ("train", "optim.warmup_fraction=2", "optim.warmup_fraction=2 must be at most 1; the default is"),
         ("train", "callbacks.best.monitor=val/best", "callbacks.best.monitor=val/best is logged by nothing; take one"),
         ("train", "callbacks.best.monitor=val/loss", "best.mode=max looks for the worst val/loss; set callb"),
         ("train", "+trainer.limit_val_batches=0", "limit_val_batches=0 leaves nothing to choose the best che"),
@@ -153,7 +152,6 @@ def test_every_key_takes_a_nasty_value_or_is_named_in_one_line() -> None:
         ("precompute", "prompts.length={min_turns:5,max_turns:2}", "prompts.length.min_turns=5 is above prompts.len"),
         ("train", "kernels.fp8=no", "kernels.fp8='no' must be true or false; the default is kernels.fp8=false"),
         ("precompute", "prompts.privacy.actions.IBAN=hide", "must be 'drop', 'mask' or 'keep'; the default"),
-        ("precompute", "chat.reasoning_parser=[a]", "chat.reasoning_parser=[a] must have 2 or more entries"),
         ("precompute", "chat.reasoning_parser=no_auto", "chat.reasoning_parser=no_auto must be 'auto'"),
         ("train", "kernels.cuda_graphs=1", "kernels.cuda_graphs=1 must be true or false; the default is"),
         ("serve action=compare", "compare.shapes=[{steps:3,topk:1}]", "compare.shapes[0].draft_tokens"),
@@ -200,7 +198,6 @@ class OwnAnswerer(HuggingFaceAnswerer):
     [
         ("answers.window=-1", "answers.window=-1 must be 1 or more"),
         ("+answers.windows=1", "answers.windows is not a key of this config"),
-        ("~answers.window", "answers.window is left out and must be there"),
     ],
 )
 def test_a_part_derived_from_one_of_ours_takes_the_same_keys(override: str, line: str) -> None:
@@ -255,7 +252,7 @@ def test_an_experiment_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
         check_settings(with_experiment(tmp_path, "seed: 3\nloss:\n  decay: 0.1\n"), "train")
 
 
-@pytest.mark.parametrize("url", ["s3://BUCKET/FOLDER", "gs://BUCKET/FOLDER", "s3://"])
+@pytest.mark.parametrize("url", ["s3://BUCKET/FOLDER", "gs://BUCKET/FOLDER"])
 def test_an_out_dir_in_a_bucket_is_refused_and_names_the_key_for_features_in_one(url: str) -> None:
     with pytest.raises(InputError, match=rf"^out_dir={url} must be a local folder: .*set features\.path=s3://BUCKET"):
         check_settings(composed("precompute", f"out_dir={url}"), "precompute")

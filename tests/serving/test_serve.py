@@ -2,7 +2,6 @@
 
 import copy
 import json
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import torch
 from exported_head import Editable, errors, save_checkpoint, with_record
 from scripts import call_script
 from serving_fixtures import serve_config
-from stores import ROOT
 
 from eagle3 import cli
 from eagle3.commands.serve import draft_of
@@ -21,16 +19,7 @@ from eagle3.head_files.files import read_files
 from eagle3.head_files.finding import Finding
 from eagle3.serving.head.export import TrainedHead
 from eagle3.settings.serving import Decoding
-from eagle3.storage.files import read_json, write_jsonl
-
-
-def test_a_command_in_a_stored_report_composes_today() -> None:
-    command = read_json(ROOT / "benchmarks/results/sglang_bench_smollm2_chain_7.json", made_by="action=bench")[
-        "command"
-    ]
-    _, script, *overrides = shlex.split(command)
-    config = serve_config(*(override for override in overrides if not override.startswith("hydra.")))
-    assert (script, config.action, config.limit) == ("serve.py", "bench", 16)
+from eagle3.storage.files import write_jsonl
 
 
 def save_run(folder: Path, trained: TrainedHead, *, target: str) -> None:

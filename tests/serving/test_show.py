@@ -16,7 +16,7 @@ from eagle3.decoding.drafter import Tree
 from eagle3.decoding.speculate import Decoded, Measurement, Round, Speculator
 from eagle3.head_files.format import load_head
 from eagle3.serving.show.page import page
-from eagle3.serving.show.trace import Trace, piece, visible
+from eagle3.serving.show.trace import Trace, visible
 from eagle3.storage.files import write_jsonl
 from eagle3.target.model import Target
 
@@ -187,17 +187,6 @@ def test_trees_are_listed_from_the_top_and_tokens_after_the_end_are_marked() -> 
         ("B", "target"), ("<0xE2>", "accepted"), ("<0x82>", "accepted"), ("€", "target"), ("<0xE2>", "rejected"),
         ("H", "target"), ("A", "accepted"),
     ]  # fmt: skip
-
-
-def test_what_no_file_can_hold_is_escaped() -> None:
-    assert visible("\ud800\u2028 a\r\n") == "\\ud800\\u2028 a␍↵\n"
-
-
-def test_every_token_of_the_tiny_target_has_a_visible_text(target: Target) -> None:
-    tokenizer = target.tokenizer
-    texts = [visible(piece(tokenizer, [], token_id)) for token_id in range(len(tokenizer))]
-    assert all(text and "\ufffd" not in text for text in texts)
-    assert all(text.replace("\n", "").isprintable() for text in texts)
 
 
 def test_a_source_without_a_round_has_no_rates() -> None:

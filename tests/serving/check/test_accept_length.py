@@ -34,14 +34,7 @@ def test_more_than_5_percent_off_the_exports_own_measurement_is_an_error(
     assert ("max_difference=0.05: a file of the head or the target has changed" in finding.message) is fails
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"prompts_hash": "other"}, {"max_new_tokens": 7}, {"temperature": 0.5}, {"seed": 1}, {"steps": 3},
-        {"topk": 2}, {"draft_tokens": 3},
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("changes", [{"prompts_hash": "other"}, {"temperature": 0.5}, {"steps": 3}], ids=str)
 def test_what_was_measured_otherwise_is_not_compared(
     changes: dict, at_export: Callable[..., HeadRecord], measurer: Measurer
 ) -> None:

@@ -221,7 +221,6 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
         added("midlayer.self_attn.q_proj.bias", 192), "tensors", "error", "q_proj.bias is unknown: SGLang silently",
         "train without it",
     ),
-    (added("midlayer.self_attn.k_norm.weight", 64), "tensors", "error", "k_norm.weight is unknown", "train without it"),
     (trained_embeddings, "embedding", "error", "differs from the target's in 40", "train with frozen embeddings"),
     (
         added("embed_tokens.weight", 5000, 192), "embedding", "error", "(5000, 192), the target's (4096, 192)",
@@ -238,9 +237,6 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
         lambda head: head.tensors.update(t2d=head.tensors["t2d"].to(torch.float8_e4m3fn)), "t2d", "error",
         "instead of bool (4096,)", AGAIN,
     ),
-    (setting(vocab_size=10**12), "t2d", "error", "bool (4096,) instead of bool (1000000000000,)", AGAIN),
-    (lambda head: head.tensors.update(d2t=torch.tensor(0)), "d2t", "error", "instead of int64 (64,)", AGAIN),
-    (lambda head: head.tensors.update({"lm_head.weight": torch.tensor(0.0)}), "tensors", "error", "()", "correct"),
     (unset("draft_vocab_size"), "draft_vocab_size", "error", "is missing: SGLang reads it without", "set it to 64"),
     (setting(draft_vocab_size=None), "draft_vocab_size", "error", "with the target's lm_head", "set it to 64"),
     (setting(draft_vocab_size=5000), "draft_vocab_size", "error", "between 1 and the target's 4096", "set it to 64"),
@@ -253,7 +249,6 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
     (layer_ids([4, 3, 1]), "layer_ids", "error", "[4, 3, 1] do not ascend", f"set {LAYER_KEY} to [1, 3, 4]"),
     (layer_ids([1, 3, 7]), "layer_ids", "error", "different ones from 0 to 6 of the target's 8 layers", "those of the"),
     (layer_ids([]), "layer_ids", "error", "layer ids [] are not 3 different ones", "to those of the training"),
-    (layer_ids("1,3,4"), "layer_ids", "error", "is not a list of whole numbers", "correct it"),
     (layer_ids(None), "layer_ids", "warning", "names no layers: SGLang takes its default", f"{TOP} to [2, 4, 5]"),
     (
         at_top_level([2, 4, 5]), "layer_ids", "warning", "at the top level, which SGLang does not read",
@@ -277,7 +272,6 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
     (setting(hidden_size=256), "model", "error", "hidden_size=256, this target has 192: it is a head of", "give"),
     (setting(vocab_size=5000), "model", "error", "vocab_size=5000, this target has 4096", "give the target"),
     (setting(num_attention_heads=5), "model", "error", "num_attention_heads in config.json must divide", "correct it"),
-    (setting(vocab_size=None), "model", "error", "config.json has a size that is null", "state it"),
     (setting(intermediate_size=None), "model", "error", "config.json has a size that is null", "state it"),
     (lambda head: head.tensors.update(d2t=torch.zeros(0).long()), "d2t", "error", "instead of int64 (64,)", AGAIN),
     (unset("rms_norm_eps"), "model", "error", "config.json lacks 'rms_norm_eps'", "add it"),
@@ -291,12 +285,7 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
     (setting(norm_before_fc=True, fc_norm=True), "model", "error", "norm_before_fc with fc_norm", "choose another"),
     (added("input_norm.weight", 576), "tensors", "error", "input_norm.weight is unknown", "set norm_before_fc=true"),
     (setting(target_hidden_size=256), "model", "error", "target_hidden_size of config.json", "choose another head"),
-    (setting(bias=True), "model", "error", "bias of config.json", "choose another head"),
     (setting(quantization_config={"bits": 4}), "model", "error", "quantization_config of config.json", "another head"),
-    (
-        setting(eagle_config={"use_aux_hidden_state": False}), "model", "error",
-        "use_aux_hidden_state of config.json", "choose another head",
-    ),
     (setting(target_hidden_size=None), "options", "error", "null: SGLang multiplies by it", "remove the key"),
     (setting(norm_before_residual=True), "options", "error", "SGLang does not read it", "or serve it with vLLM"),
     (setting(partial_rotary_factor=0.5), "options", "error", "partial_rotary_factor=0.5: SGLang rotates", "remove the"),
@@ -328,13 +317,10 @@ def test_a_fault_that_several_checks_stumble_over_is_said_once(exported: Editabl
     assert found == {"model": "error", "tensors": "skipped", "d2t": "skipped", "t2d": "skipped"}
 
 
-@pytest.mark.parametrize("vocab_size", [150, 5000])
-def test_a_head_of_another_target_is_found_whatever_its_sizes(
-    vocab_size: int, exported: Editable, facts: TargetFacts
-) -> None:
-    other = replace(facts, config=replace(facts.config, vocab_size=vocab_size, num_layers=4), embedding=None)
+def test_a_head_of_another_target_is_found_whatever_its_sizes(exported: Editable, facts: TargetFacts) -> None:
+    other = replace(facts, config=replace(facts.config, vocab_size=150, num_layers=4), embedding=None)
     found = errors(findings_of(exported, other))
-    assert f"vocab_size=4096, this target has {vocab_size}: it is a head of another target" in found["model"]
+    assert "vocab_size=4096, this target has 150: it is a head of another target" in found["model"]
     assert "give the target that the head was trained on" in found["layer_ids"]
 
 

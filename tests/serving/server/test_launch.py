@@ -16,7 +16,7 @@ from stores import ASSETS
 
 from eagle3.engine.draft import Draft, write_adaptive
 from eagle3.errors import InputError
-from eagle3.serving.server.launch import launch, overlap_scheduler
+from eagle3.serving.server.launch import launch
 from eagle3.target.files import TargetFiles
 
 TINY = ASSETS / "tiny"
@@ -34,7 +34,7 @@ def test_launch_says_where_it_is_ready_and_stops_at_ctrl_c(started: Any, head_fo
     assert not command.listens()
     errors = command.errors.read_text()
     assert errors.splitlines()[-1] == f"error: the server is stopped; its log is {command.out / 'server.log'}"
-    assert "Traceback" not in errors
+    assert "Traceback" not in errors and "overlap scheduler on" in errors
     assert "fired up" in (command.out / "server.log").read_text()
 
 
@@ -129,18 +129,3 @@ def test_a_missing_sglang_is_reported_before_the_table_of_the_head(
     with caplog.at_level("INFO"), pytest.raises(InputError, match="has no SGLang"):
         launch(settings, target_files, Draft(head=str(head_folder), **CHAIN), dry_run=False, folder=tmp_path)
     assert caplog.text == ""
-
-
-@pytest.mark.parametrize(
-    ("wanted", "off", "words"),
-    [
-        (True, False, "overlap scheduler on"),
-        (True, True, "off, by SGLang itself"),
-        (False, True, "off, by launch.overlap_schedule=false"),
-    ],
-)
-def test_the_log_says_whether_the_overlap_scheduler_is_on_and_why_not(
-    tmp_path: Path, wanted: bool, off: bool, words: str
-) -> None:
-    settings = launch_settings(tmp_path, overlap_schedule=wanted)
-    assert words in overlap_scheduler(settings, {"disable_overlap_schedule": off})
