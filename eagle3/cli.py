@@ -124,7 +124,6 @@ def _hydra_folders() -> list[Path]:
 
 
 def own_config_dirs() -> list[str]:
-    """Return the folders of `--config-dir`."""
     return [source.path for source in HydraConfig.get().runtime.config_sources if source.provider == "command-line"]
 
 
@@ -258,7 +257,6 @@ def unnamed_option() -> str:
 
 
 def unknown_key(key: str) -> str:
-    """Say so, and which key may be meant."""
     script, group = Path(sys.argv[0]).stem, key.rpartition(".")[0]
     try:
         if group in free_groups(script):
@@ -357,7 +355,6 @@ def quiet_libraries() -> None:
 
 
 def provenance() -> dict[str, str]:
-    """Revision and versions, for logs and checkpoints."""
     return {
         "git_revision": git_revision() or f"v{__version__}",
         **{package: version(package) for package in ("torch", "lightning", "transformers")},

@@ -61,9 +61,6 @@ class Stage:
         """Return the keys, or groups of keys, that have an effect on this stage."""
         raise NotImplementedError
 
-    def check(self, config: DictConfig) -> None:
-        """Raise InputError for what is missing."""
-
     def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
         """Raise InputError if the stage cannot work with this target; its weights are not loaded."""
 
@@ -78,9 +75,6 @@ class PromptsStage(Stage):
 
     def reads(self, config: DictConfig) -> tuple[str, ...]:
         return "prompts", "answers"
-
-    def check(self, config: DictConfig) -> None:
-        require_packages(*LIBRARIES, extra="prompts", needed_by="stages=[prompts]")
 
     def run(self, config: DictConfig) -> None:
         from eagle3.prompts.rules import GROUPS, Rules
@@ -181,8 +175,8 @@ STAGES = {
 
 def check_ahead(config: DictConfig, stages: Sequence[Stage]) -> None:
     """Raise InputError for what would otherwise be found only after hours of earlier stages."""
-    for stage in stages:
-        stage.check(config)
+    if STAGES["prompts"] in stages:
+        require_packages(*LIBRARIES, extra="prompts", needed_by="stages=[prompts]")
     if not any(stage.needs_target for stage in stages):
         return
     from eagle3.target.files import read_target_files

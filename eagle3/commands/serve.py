@@ -38,7 +38,6 @@ BENCH_LIBRARIES = ("scipy",)  # what bench and tune need of the extra `bench`
 
 
 def serve(config: DictConfig) -> None:
-    """Do what `action` names."""
     cli.quiet_libraries()
     with hold(cli.output_dir()) if config.action in MEASURED and not config.get("dry_run") else nullcontext():
         DO[config.action](config)

@@ -90,7 +90,6 @@ def train_alone(config: DictConfig) -> float:
 
 
 def job_of_ranks(config: DictConfig) -> float:
-    """Run one job of a sweep over several GPUs, and return its score."""
     if cli.in_own_process() != 0 or (score := score_of_job()) is None:
         return cli.failed_score(config)
     return score

@@ -11,7 +11,6 @@ NONE = "-"
 
 
 def write_report(json_file: Path, numbers: Mapping[str, Any], page: Path, text: str) -> None:
-    """Write the numbers and the page."""
     write_sealed_json(json_file, dict(numbers))
     write_whole(page, (text + "\n").encode())
 

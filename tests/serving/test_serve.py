@@ -47,7 +47,7 @@ def test_a_wrong_option_of_an_export_is_an_error_and_no_reason_to_skip_the_measu
 
 
 def test_an_older_head_stays_where_a_new_one_fails_its_checks(
-    trained_on_tiny: TrainedHead, exported: Path, tiny_path: Path, tmp_path: Path
+    trained_on_tiny: TrainedHead, exported: Path, tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = replace(trained_on_tiny, head=copy.deepcopy(trained_on_tiny.head))
     broken.head.fc.weight.data[0, 0] = torch.nan
@@ -55,6 +55,7 @@ def test_an_older_head_stays_where_a_new_one_fails_its_checks(
     before = {path.name: path.read_bytes() for path in exported.iterdir()}
     with pytest.raises(InputError, match="must not be served: reload, tensors"):
         export_action(serve_config("action=export", f"run={tmp_path}/run", f"head={exported}"))
+    assert "skipped  accept_length     correct the errors above first" in capsys.readouterr().out
     assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
     assert [path.name for path in exported.parent.iterdir() if path.name.startswith(".")] == []
 

@@ -127,7 +127,6 @@ def load_rows(cell: Cell) -> Iterator[list[Any]]:
 
 
 def load_table(cells: Sequence[Cell]) -> str:
-    """Return a row for each concurrency and side."""
     rows = [
         [write(value) for write, value in zip(COLUMNS.values(), row, strict=True)]
         for cell in cells

@@ -101,7 +101,6 @@ def report_loads(plan: BenchPlan, facts: dict[str, Any], folder: Path) -> None:
 def bench_commands(
     launch: LaunchSettings, target: TargetFiles, drafts: Mapping[Side, Draft | None]
 ) -> dict[Side, list[str]]:
-    """Return the command of each side's server."""
     return {
         side: launch_command(launch, target=target.path, revision=target.revision, draft=draft)
         for side, draft in drafts.items()

@@ -58,7 +58,6 @@ class Summary:
 
     @property
     def seconds_per_token(self) -> float:
-        """The median time per output token of a load that has one."""
         assert self.tpot is not None
         return self.tpot.median
 
@@ -106,7 +105,6 @@ def by_set(found: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 
 def summarise(repeats: Sequence[LoadResult]) -> Summary:
-    """Add up all repeats of a load on one server."""
     complete = [answer for result in repeats for answer in result.complete]
     verifications = sum(answer.verify_ct for answer in complete)
     accepted = sum(answer.correct_drafts for answer in complete)

@@ -65,7 +65,6 @@ def file_prompts(chat: Chat, source: Source, *, limit: int | None, max_length: i
 
 
 def question_prompts(chat: Chat, questions: list[str], *, max_length: int) -> PromptSet:
-    """Render each question as a conversation of one turn."""
     left_out: Counter[str] = Counter()
     conversations = (("questions", [{"role": "user", "content": question}]) for question in questions)
     return _prompt_set("check.questions", _encoded(chat, conversations, left_out), left_out, max_length)

@@ -153,7 +153,6 @@ def _numbers(found: Measured, first: Measured, chosen: np.ndarray, *, is_first: 
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows in Markdown."""
     by_position = any(row["positions"] != ALL for row in found)
     head = [
         "source",

@@ -70,7 +70,6 @@ def training_data(stores: str | list[str]) -> TrainingData | None:
 
 
 def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: TrainingData | None) -> str:
-    """Return the card, which says what is unknown."""
     record = files.record
     assert record is not None
     name, license = record.target.name, license_of(data)
@@ -107,7 +106,6 @@ def license_of(data: TrainingData | None) -> str | None:
 
 
 def commands(files: HeadFiles, target: str, draft: Draft) -> str:
-    """Return a command for each server that can serve the head."""
     head = Path(draft.head).name
     flags = shlex.join(words_of(draft_flags(replace(draft, head=head))))
     speculative = json.dumps({"method": "eagle3", "model": head, "num_speculative_tokens": draft.steps})

@@ -33,7 +33,6 @@ def show(measurer: Measurer, head: Path, out: str, *, origin: dict[str, Any]) ->
 def page_facts(
     measurer: Measurer, head: Path, prompts: PromptSet, traces: list[Trace], origin: dict[str, Any]
 ) -> dict[str, str]:
-    """Return the facts at the top of the page."""
     how = measurer.decoding
     measured = measurer.summary(Measurement([trace.decoded for trace in traces], None, 0.0), prompts)
     drafting = f"steps={how.steps} topk={how.topk} draft_tokens={how.shape.draft_tokens}"

@@ -74,7 +74,6 @@ def failures(found: Findings) -> Iterator[str]:
 
 
 def advice(found: Findings, folder: Path, *, target: str, head: str) -> Iterator[str]:
-    """Give the command to serve with, or say that the plain target is faster."""
     if found.settings.loads:
         yield from _advice_by_load(found, folder, target=target, head=head)
         return

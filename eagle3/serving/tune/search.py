@@ -62,7 +62,6 @@ class Findings:
         return min(choices, key=lambda choice: choice[1].seconds_per_token)
 
     def steps(self) -> dict[int, int]:
-        """Return the steps of each load for SGLang's adaptive drafting."""
         return {load: self.served(load)[0] for load in self.plain}
 
 
