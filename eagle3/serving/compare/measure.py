@@ -18,6 +18,8 @@ from eagle3.progress import Bar
 from eagle3.settings.serving import CompareSettings
 from eagle3.target.model import Target
 
+ALL = "all"  # positions, and sources
+
 
 class Way(NamedTuple):
     """One way to decode: the target's tokens at a temperature, drafts of a shape."""
@@ -31,13 +33,10 @@ class Way(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The gains of a head as SGLang counts them, and `kept`, without drafts accepted after a stop token.
-
-    `by_position` are the gains of some rounds alone: see `positions` in conf/serve/compare.yaml."""
+    """The gains of a head as SGLang counts them, and `kept`, without drafts accepted after a stop token."""
 
     gains: Gains
     kept: Gains
-    by_position: Mapping[str, "Measured"] = {}
 
 
 def answers_at(
@@ -62,8 +61,8 @@ def answers_at(
 
 def measure_head(
     speculator: Speculator, answers: Mapping[float, Sequence[Answered]], settings: CompareSettings, name: str
-) -> dict[Way, Measured]:
-    """Replay the head in every shape on the answers (eagle3/decoding/replay.py)."""
+) -> dict[Way, dict[str, Measured]]:
+    """Replay the head in every shape on the answers (eagle3/decoding/replay.py): by position, as `of_rounds` does."""
     measured = {}
     shapes, window = settings.drafts(), settings.draft_window
     topks = sorted({shape.topk for shape in shapes})
@@ -76,8 +75,10 @@ def measure_head(
     return measured
 
 
-def of_rounds(rounds: Sequence[Rounds], answered: Sequence[Answered], positions: Sequence[int]) -> Measured:
-    """Count drafts. Tokens after a stop token come from the last round alone: it made them, the answer lacks them."""
+def of_rounds(rounds: Sequence[Rounds], answered: Sequence[Answered], positions: Sequence[int]) -> dict[str, Measured]:
+    """Count the drafts of ALL rounds, and of those that begin between `positions` (see conf/serve/compare.yaml).
+
+    Tokens after a stop token come from the last round alone: it made them, the answer lacks them."""
     gained = [np.array(each.gained, np.int64) for each in rounds]
     made = [gains + 1 for gains in gained]
     kept = [gains.copy() for gains in gained]
@@ -98,7 +99,7 @@ def of_rounds(rounds: Sequence[Rounds], answered: Sequence[Answered], positions:
 
     edges = [0, *positions, np.inf] if positions else []
     spans = {span_name(low, high): counted(low, high) for low, high in pairwise(edges)}
-    return counted(0, np.inf)._replace(by_position=spans)
+    return {ALL: counted(0, np.inf), **spans}
 
 
 def span_name(low: float, high: float) -> str:

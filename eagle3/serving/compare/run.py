@@ -18,14 +18,13 @@ from eagle3.head_files.files import read_without_weights
 from eagle3.head_files.format import load_head
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import require_own_target
-from eagle3.serving.compare.measure import Measured, Way, answers_at, measure_head
+from eagle3.serving.compare.measure import ALL, Measured, Way, answers_at, measure_head
 from eagle3.serving.report import with_error, write_report
 from eagle3.settings.serving import CompareSettings
 from eagle3.storage.files import sha256_file, sha256_json
 from eagle3.target.model import Target
 
 log = logging.getLogger(__name__)
-ALL = "all"  # sources, positions
 
 
 def compare(
@@ -50,7 +49,7 @@ def compare(
     answers = answers_at(target, prompts.prompts, settings, max_new_tokens=max_new_tokens, seed=seed)
     seconds_of_answers = time.perf_counter() - start
     require_verified(answers)
-    measured: dict[str, dict[Way, Measured]] = {}
+    measured: dict[str, dict[Way, dict[str, Measured]]] = {}
     seconds: dict[str, float] = {}
     for name in paths:
         start, loaded = time.perf_counter(), heads.pop(name)
@@ -94,7 +93,7 @@ def facts_of(head: Path) -> dict[str, Any]:
 # --- the table ------------------------------------------------------------------------------------------------------
 
 
-def rows(measured: Mapping[str, Mapping[Way, Measured]], sources: Sequence[str]) -> list[dict[str, Any]]:
+def rows(measured: Mapping[str, Mapping[Way, Mapping[str, Measured]]], sources: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row for each way, source and head; the first head is the one that the others are compared with."""
     first = next(iter(measured.values()))
     return [
@@ -105,18 +104,14 @@ def rows(measured: Mapping[str, Mapping[Way, Measured]], sources: Sequence[str])
             "source": source,
             "positions": positions,
             "head": head,
-            **_numbers(_at(ways[way], positions), _at(first[way], positions), chosen, is_first=ways is first),
+            **_numbers(ways[way][positions], first[way][positions], chosen, is_first=ways is first),
         }
         for source, chosen in _chosen(sources)
         for way in first
-        for positions in [ALL, *first[way].by_position]
+        for positions in first[way]
         for head, ways in measured.items()
-        if _verified(_at(first[way], positions), chosen) and _verified(_at(ways[way], positions), chosen)
+        if _verified(first[way][positions], chosen) and _verified(ways[way][positions], chosen)
     ]
-
-
-def _at(found: Measured, positions: str) -> Measured:
-    return found if positions == ALL else found.by_position[positions]
 
 
 def require_verified(answers: Mapping[float, Sequence[Answered]]) -> None:

@@ -19,7 +19,7 @@ SHAPES = [
 # Ragged, and not sorted; two of them alike, whose samples must differ all the same.
 PROMPTS = [PROMPT, PROMPT[9:], PROMPT * 2, PROMPT[:1], PROMPT[4:], PROMPT]
 SEED = 5
-SPANS = {"below 14": range(14), "14 to 29": range(14, 30), "30 and more": range(30, 999)}
+SPANS = {"all": range(999), "below 14": range(14), "14 to 29": range(14, 30), "30 and more": range(30, 999)}
 SETTINGS = validated(
     CompareSettings,
     {"shapes": SHAPES, "temperatures": [0.0, 0.7], "batch_size": 3, "batch_tokens": 999, "positions": [14, 30]}
@@ -34,7 +34,7 @@ def require_same(target, head, settings, max_new_tokens):
     measured = measure_head(speculator, answers, settings, "head")
     assert len(measured) == len(SHAPES) * 2
     for way, found in measured.items():
-        assert list(found.by_position) == list(SPANS)
+        assert list(found) == list(SPANS)
         for place, prompt in enumerate(PROMPTS):
             seen = []
             decoded = speculator.decode(
@@ -45,7 +45,7 @@ def require_same(target, head, settings, max_new_tokens):
             for one in seen:
                 rounds.append((length, len(one.accepted), decoded.behind_stop if one is seen[-1] else 0))
                 length += len(one.chosen)
-            for span, of_span in ((range(999), found), *zip(SPANS.values(), found.by_position.values(), strict=True)):
+            for span, of_span in zip(SPANS.values(), found.values(), strict=True):
                 inside = [each for each in rounds if each[0] in span]
                 assert of_span.gains.verifications[place] == of_span.kept.verifications[place] == len(inside)
                 assert of_span.gains.accepted[place] == sum(gained for _, gained, _ in inside)
@@ -61,9 +61,9 @@ def test_a_fitted_head_gains_the_same_on_every_prompt(stops, window):
         target = stopping_at(target, said[0][9], said[2][4])
     head, most = fitted_head(small_target(), PROMPT), NEW_TOKENS if stops else NEW_TOKENS // 2
     measured = require_same(target, head, replace(SETTINGS, draft_window=window), most)
-    some = next(iter(measured.values()))
+    some = next(iter(measured.values()))["all"]
     assert 0 < some.gains.accepted.sum() < 3 * some.gains.verifications.sum()
-    behind = sum((found.gains.accepted - found.kept.accepted).sum() for found in measured.values())
+    behind = sum((found["all"].gains.accepted - found["all"].kept.accepted).sum() for found in measured.values())
     assert (behind > 0) == stops
 
 
@@ -71,4 +71,4 @@ def test_a_fitted_head_gains_the_same_on_every_prompt(stops, window):
 @pytest.mark.slow
 def test_a_head_gains_the_same_in_float32_on_the_bundled_target():
     measured = require_same(tiny_target(), fitted_head(tiny_target(), PROMPT), SETTINGS, NEW_TOKENS // 2)
-    assert sum(found.gains.accepted.sum() for found in measured.values()) > 0
+    assert sum(found["all"].gains.accepted.sum() for found in measured.values()) > 0
