@@ -138,12 +138,6 @@ def refused(script: str, override: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return wrong_override(error.value)
 
 
-@pytest.mark.parametrize("path", ["org/model-8B", "/models/a", "./model"])
-def test_a_model_given_as_an_option_is_told_its_key(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    line = f"target={path} is no option; the folder or Hugging Face id of a model is target.path={path}"
-    assert refused("precompute", f"target={path}", monkeypatch) == line
-
-
 def test_the_name_of_a_model_finds_its_option_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     line = refused("precompute", "target=Qwen3-8B", monkeypatch)
     assert "(did you mean qwen3_8b?); the folder or Hugging Face id of a model is target.path=Qwen3-8B" in line

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from exported_head import FINGERPRINT, LAYERS, record_of
 from heads import make_head
 from huggingface_hub import ModelCard
 
-from eagle3.answers.store import AnswersManifest
 from eagle3.engine.command import launch_command
 from eagle3.engine.draft import Draft
 from eagle3.head_files.files import HeadFiles, read_files
@@ -104,9 +104,7 @@ def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "prompts").mkdir()
     write_sealed_json(tmp_path / "prompts" / "ledger.json", LEDGER)
     (tmp_path / "prompts" / "attribution.txt").write_text("tickets: credit to Ours Ltd\n")
-    manifest = object.__new__(AnswersManifest)
-    object.__setattr__(manifest, "prompts_sha256", "abc")
-    monkeypatch.setattr(card, "read_answers", lambda folder: manifest)
+    monkeypatch.setattr(card, "read_answers", lambda folder: SimpleNamespace(prompts_sha256="abc"))
     return tmp_path
 
 
