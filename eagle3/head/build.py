@@ -55,10 +55,11 @@ def build_head(
             "random rows; set one of them to true"
         )
     counts = source.answer_counts
-    if start and draft_vocab_size is None:
-        draft_ids = extended(start.head.draft_ids, counts, default_draft_vocab_size)
+    if draft_vocab_size is None:
+        kept = start.head.draft_ids if start else torch.empty(0, dtype=torch.long)
+        draft_ids = extended(kept, counts, default_draft_vocab_size)
     else:
-        draft_ids = most_frequent(counts, draft_vocab_size, default_draft_vocab_size)
+        draft_ids = most_frequent(counts, draft_vocab_size)
     if len(draft_ids) % ALIGNED:
         log.warning(
             f"draft vocabulary of {len(draft_ids)} tokens: with a multiple of {MULTIPLE} a GPU trains it faster"

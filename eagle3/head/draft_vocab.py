@@ -17,18 +17,15 @@ ALIGNED = 8
 MULTIPLE = 64  # also enough for float8, and for lm_head in parts on several GPUs of a server
 
 
-def most_frequent(counts: Int[Tensor, " V"], size: int | None, default: int) -> Int[Tensor, " D"]:
+def most_frequent(counts: Int[Tensor, " V"], size: int) -> Int[Tensor, " D"]:
     """Return the ids of the `size` most frequent tokens, ascending; size=V takes the whole vocabulary.
 
-    size=None takes all that occur, and others up to a multiple of 64, at most `default`. Ties go to the lower id, so
-    that the choice is reproducible.
+    Ties go to the lower id, so that the choice is reproducible.
     """
     vocab_size, distinct = len(counts), int((counts > 0).sum())
     if size == vocab_size:
         return torch.arange(vocab_size)
-    if size is None:
-        size = rounded_up(distinct, limit=min(default, vocab_size))
-    elif not 0 < size <= distinct:
+    if size > distinct:
         raise InputError(
             f"model.draft_vocab_size={size} but the answers hold {distinct} distinct tokens; "
             f"set model.draft_vocab_size={distinct} or less (or null to choose it), or {vocab_size} for all tokens"
@@ -38,18 +35,15 @@ def most_frequent(counts: Int[Tensor, " V"], size: int | None, default: int) -> 
 
 
 def extended(draft_ids: Int[Tensor, " B"], counts: Int[Tensor, " V"], limit: int) -> Int[Tensor, " D"]:
-    """Add to `draft_ids`, in any order, the tokens that they lack, and others up to a multiple of 64; ascending.
+    """Add to `draft_ids`, in any order, the answer tokens that they lack, and others up to a multiple of 64; ascending.
 
     The most frequent come first. There are at most `limit` in all: none is added to `limit` ids or more."""
     lacking = counts.clone()
     lacking[draft_ids] = -1
-    size = rounded_up(len(draft_ids) + int((lacking > 0).sum()), limit=min(limit, len(counts)))
+    wanted = len(draft_ids) + int((lacking > 0).sum())
+    size = min(limit, len(counts), math.ceil(wanted / MULTIPLE) * MULTIPLE)
     added = torch.sort(lacking, descending=True, stable=True).indices[: max(0, size - len(draft_ids))]
     return torch.cat([draft_ids, added]).sort().values
-
-
-def rounded_up(size: int, *, limit: int) -> int:
-    return min(limit, math.ceil(size / MULTIPLE) * MULTIPLE)
 
 
 def to_offsets(draft_ids: Int[Tensor, " D"]) -> Int[Tensor, " D"]:

@@ -130,20 +130,6 @@ def test_a_draft_vocabulary_of_a_set_size_is_that_of_the_answers_and_rows_are_ta
 
 
 @pytest.mark.parametrize(
-    ("limit", "expected"), [(3, [5, 7, 2]), (2, [5, 7, 2]), (4, [0, 5, 7, 2]), (5, [0, 5, 7, 2, 4])]
-)
-def test_the_most_frequent_tokens_join_until_there_are_as_many_as_the_limit(limit: int, expected: list[int]) -> None:
-    counts = torch.tensor([6, 0, 9, 0, 1, 3, 0, 8])
-    assert extended(torch.tensor([7, 2, 5]), counts, limit).tolist() == sorted(expected)
-
-
-def test_others_join_up_to_a_multiple_of_64() -> None:
-    counts = torch.zeros(1000, dtype=torch.long).index_fill_(0, torch.arange(100, 170), 1)
-    joined = extended(torch.tensor([999, 0, 150]), counts, limit=999)
-    assert joined.tolist() == [*range(57), *range(100, 170), 999]
-
-
-@pytest.mark.parametrize(
     ("settings", "message"),
     [
         (
