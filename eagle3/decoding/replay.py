@@ -22,6 +22,7 @@ from torch import Tensor
 from eagle3.answers.generate import generate
 from eagle3.decoding.batched_trees import BatchedTrees
 from eagle3.decoding.speculate import Speculator
+from eagle3.head.simulate_decoding import rounds_of_turn
 from eagle3.progress import Bar
 from eagle3.target.batches import batches_by_tokens
 from eagle3.target.capture import Capture
@@ -54,18 +55,9 @@ class Recording:
         """Return the rounds of decoding each answer. `draft_tokens` counts the root, as SGLang's flag does."""
         found = []
         for places in self.places[topk]:
-            gained = (places[:, steps - 1, :steps] < draft_tokens - 1).sum(dim=1).tolist()
-            found.append(_rounds(gained))
+            accepted = (places[:, steps - 1, :steps] < draft_tokens - 1).sum(dim=1).tolist()
+            found.append(Rounds(rounds_of_turn(accepted), len(accepted)))
         return found
-
-
-def _rounds(gained: list[int]) -> Rounds:
-    """Return the rounds of an answer, given the drafts that a round at each of its tokens would accept."""
-    position, of_rounds = 0, []
-    while position < len(gained):
-        of_rounds.append(gained[position])
-        position += gained[position] + 1
-    return Rounds(of_rounds, len(gained))
 
 
 @dataclass(frozen=True)

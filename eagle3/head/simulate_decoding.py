@@ -25,8 +25,16 @@ def simulate_rounds(accepted: Int[np.ndarray, " R"], anchors: Int[np.ndarray, " 
     counts = [0] * (steps + 1)
     depths = accepted.clip(max=steps).tolist()
     begins = np.flatnonzero(np.diff(anchors, prepend=-2) != 1).tolist()  # of turns
-    for round_at, end in pairwise([*begins, len(anchors)]):
-        while round_at < end:
-            counts[depths[round_at]] += 1
-            round_at += depths[round_at] + 1
+    for begin, end in pairwise([*begins, len(anchors)]):
+        for drafts in rounds_of_turn(depths[begin:end]):
+            counts[drafts] += 1
     return counts
+
+
+def rounds_of_turn(accepted: list[int]) -> list[int]:
+    """Return how many drafts each round of a turn accepts, given how many a round at each place would accept."""
+    place, rounds = 0, []
+    while place < len(accepted):
+        rounds.append(accepted[place])
+        place += accepted[place] + 1
+    return rounds
