@@ -83,7 +83,7 @@ class Eagle3:
         }
 
     def from_json(self, config: dict[str, Any]) -> HeadConfig:
-        """Read config.json; KeyError or TypeError if something is missing."""
+        """Read config.json; KeyError if something is missing."""
         heads = config["num_attention_heads"]
         return HeadConfig(
             num_captured_layers=config.get("num_aux_hidden_states") or 3,
@@ -111,8 +111,7 @@ def has_fc_norm(config: dict[str, Any]) -> bool:
 def has_norm_before_fc(config: dict[str, Any]) -> bool:
     """Say whether config.json asks for one norm of all captured layers: `eagle_config`, where NVIDIA's heads say it,
     counts before the top level, where the speculators' do, as in SGLang."""
-    nested = config.get("eagle_config")
-    stated = config | nested if isinstance(nested, dict) else config
+    stated = config | (config.get("eagle_config") or {})
     return bool(stated.get("norm_before_fc"))
 
 

@@ -72,8 +72,7 @@ def check_options(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
         )
     for key in ("attention_bias", "mlp_bias"):
         if config.get(key):
-            kept = "o_proj's alone" if key == "attention_bias" else "none"
-            yield "error", f"{key}=true: of such biases SGLang keeps {kept}; train without them and set it to false"
+            yield "error", f"{key}=true: of biases SGLang keeps o_proj's alone; train without them and set it to false"
 
 
 def check_rope(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:

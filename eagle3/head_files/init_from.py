@@ -46,11 +46,6 @@ def require_computed(files: HeadFiles, facts: TargetFacts) -> None:
     """Raise InputError for a head of EAGLE-3 that the training's own would not compute."""
     if kind_of(files) is not EAGLE3:
         return
-    if files.config.get("norm_before_residual"):
-        raise InputError(
-            "norm_before_residual=true in config.json: its layer adds the normed state, which neither SGLang nor this "
-            "project computes; start from a head that was trained with norm_before_residual=false"
-        )
     for check in CHECKS:
         for level, message in check(files, facts):
             if level == "error":

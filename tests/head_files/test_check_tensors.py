@@ -8,8 +8,7 @@ from exported_head import FINGERPRINT, random_head
 from stores import TARGET_CONFIG
 from torch import Tensor
 
-from eagle3.head.draft_vocab import membership
-from eagle3.head_files.check_tensors import CHUNK, check_embedding, holds_absolute_ids
+from eagle3.head_files.check_tensors import CHUNK, check_embedding
 from eagle3.head_files.files import HeadFiles, read_files
 from eagle3.head_files.finding import TargetFacts
 from eagle3.serving.check.checks import run_checks
@@ -47,32 +46,11 @@ def test_a_row_differs_if_it_is_off_by_more_than_a_hundredth_of_its_length(
     assert all(f"differs from the target's in {differing} of {VOCAB} rows" in message for message in messages)
 
 
-@pytest.mark.parametrize("row", [0, CHUNK - 1, CHUNK, VOCAB - 1])
-def test_every_row_is_looked_at(row: int, embedding: Tensor) -> None:
-    stored = embedding.clone()
-    stored[row] = -stored[row]
-    assert f"in 1 of {VOCAB} rows" in found(stored, embedding)[0]
-
-
-GROWING_GAPS = torch.tensor([0, 2, 5, 9, 14])  # whose offsets 0, 1, 3, 6, 10 ascend as ids do
-
-
 @pytest.mark.parametrize(
     "draft_ids",
-    [torch.arange(4096), torch.tensor([0, 1, 7, 4095]), torch.tensor([4095]), torch.tensor([0]), GROWING_GAPS],
-    ids=["all of it", "first and last token", "one, the last", "one, the first", "no two neighbours"],
+    [torch.arange(4096), torch.tensor([0, 1, 7, 4095]), torch.tensor([4095])],
+    ids=["all of it", "first and last token", "one, the last"],
 )
 def test_a_sound_draft_vocabulary_passes_every_check(draft_ids: Tensor, facts: TargetFacts, tmp_path: Path) -> None:
     export_head(random_head(facts, FINGERPRINT, draft_ids), tmp_path / "head", versions={})
     assert [item for item in run_checks(read_files(tmp_path / "head"), facts) if item.level != "ok"] == []
-
-
-def test_ascending_offsets_are_told_from_ids_by_what_t2d_marks() -> None:
-    offsets = GROWING_GAPS - torch.arange(5)
-    marks = membership(GROWING_GAPS, 15)
-    assert not holds_absolute_ids(offsets, marks)
-    assert holds_absolute_ids(GROWING_GAPS, marks)
-    assert holds_absolute_ids(offsets, None)  # without t2d nothing tells
-    assert holds_absolute_ids(offsets, marks[:14]) and holds_absolute_ids(offsets, marks[None])
-    assert not holds_absolute_ids(torch.tensor([3, 3, 8]), None)
-    assert not holds_absolute_ids(torch.tensor([3]), None)

@@ -64,11 +64,6 @@ def cut_to(length: int) -> Change:
     return lambda head: file("model.safetensors", (head / "model.safetensors").read_bytes()[:length])(head)
 
 
-def as_pickle(head: Path) -> None:
-    torch.save(load_file(head / "model.safetensors"), head / "pytorch_model.bin")
-    (head / "model.safetensors").unlink()
-
-
 def layer_ids(*outputs: int) -> Change:
     return lambda head: config(**{"eagle_config": {IDS: [*outputs]}, IDS: [layer + 1 for layer in outputs]})(head)
 
@@ -76,50 +71,26 @@ def layer_ids(*outputs: int) -> Change:
 TWICE = rf"head=\S+: eagle_config\.{IDS}=\[1, 3, 4\] and {IDS}=\[.*\] at the top level .* name different layers"
 REFUSED: list[tuple[Change, str]] = [
     (shutil.rmtree, r"head/config\.json does not exist"),
-    *(
-        (file("config.json", content), r"config\.json (is not valid JSON|holds no object)")
-        for content in (b"", b"{", b"[]", b"null", b'{"a": "\xff"}')
-    ),
-    (config(hidden_size="16"), r"hidden_size='16' in config\.json must be a whole number from 1; correct it"),
-    (config(vocab_size=None), r"config\.json has a size that is null; state it"),
-    (config(draft_vocab_size=True), r"draft_vocab_size=True .* must be a whole number from 1"),
-    (config(num_aux_hidden_states="3"), r"num_aux_hidden_states='3' .* must be a whole number from 1"),
-    (config(num_attention_heads=0), r"num_attention_heads=0 .* must be a whole number from 1"),
-    (config(max_position_embeddings=4096.0), r"max_position_embeddings=4096\.0 .* must be a whole number from 1"),
-    (config(rope_scaling="linear"), r"rope_scaling='linear' in config\.json must be an object; correct it"),
-    (config(transformer_layer_config=[]), r"transformer_layer_config=\[\] .* must be an object"),
-    (config(rope_parameters={"rope_type": [], "rope_theta": 1e4}), r"rope_type=\[\] in config\.json: SGLang stops"),
-    (config(rope_theta="10000"), r"rope_theta='10000' .* must be a number"),
-    (config(dtype=["bfloat16"]), r"dtype=\['bfloat16'\] .* must be a word"),
-    (config(transformer_layer_config={"hidden_size": "16"}, hidden_size=None), r"hidden_size='16' .* a whole number"),
+    (file("config.json", b"{"), r"config\.json is not valid JSON"),
     (file("training.json", b'{"epochs": 3}'), r"training\.json: format_version is missing; export the head again"),
     (lambda head: (head / split(head)[1]).unlink(), r"index\.json names model-00002-\S+, which does not exist"),
-    *(
-        (file(INDEX, content), r"index\.json names no file")
-        for content in (b"{}", b'{"weight_map": {}}', b'{"weight_map": ["model.safetensors"]}')
+    *((cut_to(length), r"model\.safetensors is truncated or damaged .*; copy it again") for length in (0, 5000)),
+    (
+        lambda head: (head / "model.safetensors").unlink(),
+        r"no \*\.safetensors file; make it: python serve\.py action.* pickle .* not read: convert it on a safe machine",
     ),
-    *((cut_to(length), r"model\.safetensors is truncated or damaged .*; copy it again") for length in (0, 7, 5000)),
-    (as_pickle, r"no \*\.safetensors file; pytorch_model\.bin is a pickle, .* not read: convert it on a safe machine"),
-    (lambda head: (head / "model.safetensors").unlink(), r"no \*\.safetensors file; make it: python serve\.py action"),
-    *((config(**{IDS: ids}), TWICE) for ids in ([1, 3, 4], [2, 4, 6], [5, 4, 2], [2, 4], [])),
+    *((config(**{IDS: ids}), TWICE) for ids in ([1, 3, 4], [5, 4, 2], [2, 4])),
     *(
         (layer_ids(*ids), r"are not 3 different ones from 0 to 6 of the target's 8 layers")
-        for ids in ((1, 5), (1, 5, 5), (1, 5, 7), (-1, 5, 6))
+        for ids in ((1, 5), (1, 5, 5), (1, 5, 7))
     ),
     (config(num_key_value_heads=1), r"k_proj\.weight must have shape \(8, 32\) by"),  # one is allowed
     (tensors(lambda stored: stored.pop("fc.weight")), r"fc\.weight must have shape \(16, 48\) by .* has nothing"),
     (tensors(lambda stored: stored.pop("d2t")), "has no tensor d2t, so its 30 draft ids mean nothing"),
-    *(
-        (tensors(lambda stored, shape=shape: stored.update(d2t=torch.zeros(shape).long())), "d2t does not map 30 draft")
-        for shape in ((), (30, 1))
-    ),
     *((d2t(ids), "d2t does not map 30 draft ids") for ids in ([*range(29), 50], [*range(31)], [-1, *range(1, 30)])),
-    *(
-        (
-            tensors(lambda stored, value=value: stored["lm_head.weight"][7].fill_(value)),
-            r"lm_head\.weight holds 16 values that are no finite numbers in",
-        )
-        for value in (torch.nan, torch.inf)
+    (
+        tensors(lambda stored: stored["lm_head.weight"][7].fill_(torch.nan)),
+        r"lm_head\.weight holds 16 values that are no finite numbers in",
     ),
 ]
 
@@ -178,6 +149,6 @@ def test_layers_that_are_named_once_or_twice_are_read_the_same(twice: bool, head
 def test_served_layers_are_those_that_sglang_captures(head: Path) -> None:
     edit_json(head / "config.json", IDS, eagle_config={IDS: [8, 1, 5]})
     assert read_files(head).served_layers(12) == [2, 6, 9]
-    for eagle_config in (None, {}, "none", {IDS: None}):
+    for eagle_config in (None, {}, {IDS: None}):
         edit_json(head / "config.json", eagle_config=eagle_config)
         assert read_files(head).served_layers(32) == [2, 16, 29]
