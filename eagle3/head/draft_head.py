@@ -156,7 +156,15 @@ class DraftHead(nn.Module):
         self.midlayer = DraftLayer(config)
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
-        self.rotary = LlamaRotaryEmbedding(rotary_config(config))
+        self.rotary = LlamaRotaryEmbedding(
+            LlamaConfig(
+                hidden_size=hidden,
+                num_attention_heads=config.num_heads,
+                head_dim=config.head_dim,
+                max_position_embeddings=config.max_position_embeddings,
+                rope_parameters=dict(config.rope_parameters),
+            )
+        )
         self.register_buffer("draft_ids", draft_ids)
 
     def fuse(self, aux_hidden_states: Float[Tensor, "*R AH"]) -> Float[Tensor, "*R H"]:
@@ -202,14 +210,3 @@ class DraftHead(nn.Module):
         cos, sin = self.rotary(heads, positions[None])
         first, second = heads.chunk(2, dim=-1)
         return heads * cos[0][:, None] + torch.cat([-second, first], dim=-1) * sin[0][:, None]
-
-
-def rotary_config(config: HeadConfig) -> LlamaConfig:
-    """Return the part of a Llama config that the rotary embedding reads."""
-    return LlamaConfig(
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_position_embeddings,
-        rope_parameters=dict(config.rope_parameters),
-    )

@@ -67,15 +67,8 @@ def kernel_backend(device: torch.device, divergence: Divergence = SOFT_CROSS_ENT
     from eagle3.head.fast.elementwise_kernels import TritonElementwise
     from eagle3.head.fast.loss_kernel import triton_loss_and_gradient
 
-    loss = plain_loss_and_gradient if loss_kernel_obstacle(divergence) else triton_loss_and_gradient
+    loss = triton_loss_and_gradient if divergence == SOFT_CROSS_ENTROPY else plain_loss_and_gradient
     return KernelBackend(TritonElementwise(), TritonChainKeys(), loss)
-
-
-def loss_kernel_obstacle(divergence: Divergence) -> str | None:
-    """Return why the loss cannot run in Triton, given that Triton runs here; None if it can."""
-    if divergence == SOFT_CROSS_ENTROPY:
-        return None
-    return f"Triton's kernel is for loss=soft_cross_entropy, here loss.divergence is {type(divergence).__name__}"
 
 
 def choose_kernels(
@@ -109,10 +102,12 @@ def choose_kernels(
     graphs, why = _choose_graphs(settings.cuda_graphs, chosen, device, config, graphs_obstacle)
     rows.append(("launch", "by graph" if graphs else "one by one", why))
     rows.append(("elementwise", "PyTorch" if no_triton else "Triton", no_triton or "the fastest"))
-    if chosen["loss"] == "chunked" and not no_triton and (obstacle := loss_kernel_obstacle(divergence)):
-        rows.append(("loss kernel", "PyTorch", obstacle))
+    if chosen["loss"] == "chunked" and not no_triton and divergence != SOFT_CROSS_ENTROPY:
+        given = f"here loss.divergence is {type(divergence).__name__}"
+        rows.append(("loss kernel", "PyTorch", f"Triton's kernel is for loss=soft_cross_entropy, {given}"))
     log.info("kernels:\n%s", "\n".join(f"  {part:<11} {runs:<12} {why}" for part, runs, why in rows))
-    return replace(_made(settings, chosen, kernel_backend(device, divergence)), cuda_graphs=graphs)
+    plan = KernelPlan(cuda_graphs=graphs)
+    return _with_fast_parts(plan, settings, chosen, kernel_backend(device, divergence))
 
 
 def _choose(part: str, name: str, options: tuple[str, ...], obstacles: dict[str, str | None]) -> tuple[str, str]:
@@ -151,22 +146,22 @@ def _choose_graphs(
     return obstacle is None, obstacle or "kernels of small heads are faster than their launches"
 
 
-def _made(settings: KernelSettings, chosen: dict[str, str], kernels: KernelBackend) -> KernelPlan:
+def _with_fast_parts(
+    plan: KernelPlan, settings: KernelSettings, chosen: dict[str, str], kernels: KernelBackend
+) -> KernelPlan:
     elementwise = kernels.elementwise
     make_products: MakeProducts = partial(Float8Products, elementwise=elementwise) if settings.fp8 else Products
-    attention: MakeAttention = PaddedAttention
-    layer: MakeLayer = PlainLayer
-    loss: ComputeLoss = plain_loss
     if chosen["attention"] in FASTEST_FIRST:
         kernel = flash_kernel(chosen["attention"])
-        attention = partial(FlashAttention, kernel=kernel, chain_keys=kernels.chain_keys)
+        plan = replace(plan, attention=partial(FlashAttention, kernel=kernel, chain_keys=kernels.chain_keys))
     if chosen["layer"] == "fused":
-        layer = partial(FusedLayer, elementwise=elementwise, make_products=make_products)
+        plan = replace(plan, layer=partial(FusedLayer, elementwise=elementwise, make_products=make_products))
     if chosen["loss"] == "chunked":
         loss = ChunkedLoss(
             chunk=settings.loss_chunk, elementwise=elementwise, kernel=kernels.loss, make_products=make_products
         )
-    return KernelPlan(attention, layer, loss)
+        plan = replace(plan, loss=loss)
+    return plan
 
 
 def _sizes(config: HeadConfig) -> dict[str, int]:

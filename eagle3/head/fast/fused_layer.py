@@ -66,7 +66,7 @@ class _ProjectContext(torch.autograd.Function):
         anchors: Int[Tensor, " R"],
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
-        state.begin_forward(0)
+        state.forward_step = 0
         ctx.weights, ctx.state = weights, state
         ctx.save_for_backward(hidden, tokens, cos, sin, anchors)
         embed = weights.embed_norm.forward(weights.embedding, torch.empty_like(hidden), tokens)
@@ -86,7 +86,6 @@ class _ProjectContext(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_anchors: Float[Tensor, "R H"], *grads: Tensor) -> tuple[Tensor | None, ...]:
         (hidden, tokens, cos, sin, anchors), weights, state = ctx.saved_tensors, ctx.weights, ctx.state
-        state.begin_backward(0)
         angles = cos.index_select(0, anchors), sin.index_select(0, anchors)
         grad_query = weights.elementwise.join_heads(grads[:1], *angles, num_rotated=1)  # (R, QC)
         grad_key_value = weights.elementwise.join_heads(grads[1:], cos, sin, num_rotated=1)  # (T, 2 · G · C)
@@ -131,7 +130,7 @@ class _ProjectStep(torch.autograd.Function):
         sin: Float[Tensor, "R E"],
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
-        state.begin_forward(step)
+        state.forward_step = step
         assert state.embed_part is not None
         ctx.weights, ctx.state, ctx.step = weights, state, step
         ctx.save_for_backward(output, cos, sin)
@@ -148,7 +147,6 @@ class _ProjectStep(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_through: Float[Tensor, "R H"], *grads: Tensor) -> tuple[Tensor | None, ...]:
         (output, cos, sin), weights, state = ctx.saved_tensors, ctx.weights, ctx.state
-        state.begin_backward(ctx.step)
         if state.grad_embed_part is None:
             state.grad_embed_part = torch.zeros_like(state.embed_part, dtype=weights.qkv.wide)
         grad_heads = weights.elementwise.join_heads(

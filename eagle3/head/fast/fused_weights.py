@@ -148,21 +148,12 @@ class StepState:
         backward   output K-1  project K-1  …  output 1  project 1  output 0  context  fuse
                                adds                      adds                 reads           grad_embed_part
 
-    Each step reads the output of the step before, which fixes this order; the asserts here state it.
+    Each step reads the output of the step before, which fixes this order.
     """
 
     forward_step: int = -1  # the latest step whose projection ran
-    backward_step: int | None = None  # the latest whose projection ran its backward
     embed_part: Float[Tensor, "R W"] | None = None  # the embeddings' part of queries, keys and values at step 0
     grad_embed_part: Float[Tensor, "R W"] | None = None  # its gradient from later steps
-
-    def begin_forward(self, step: int) -> None:
-        assert step == self.forward_step + 1, "steps run in order"
-        self.forward_step = step
-
-    def begin_backward(self, step: int) -> None:
-        assert step <= self.forward_step and (self.backward_step is None or step < self.backward_step)
-        self.backward_step = step
 
 
 class Weights:
