@@ -86,11 +86,6 @@ def start() -> StartHead:
     return StartHead("HEAD", head, [2, 4, 5], {"model.safetensors": "s"})
 
 
-def with_config(start: StartHead, **changes: Any) -> StartHead:
-    head = DraftHead(replace(start.head.config, **changes), start.head.draft_ids)
-    return replace(start, head=head)
-
-
 def test_what_is_not_set_is_the_heads_and_every_weight_is_taken_over(store: FeatureStore, start: StartHead) -> None:
     head = build_head(source=store, start=start, **FREE)
     assert head.config == start.head.config
@@ -154,18 +149,11 @@ def test_settings_that_say_what_the_head_has_are_none_against_it(store: FeatureS
     assert build_head(source=store, start=start, **FREE | same).config == start.head.config
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden_size": 32}, r"init_from=HEAD has hidden_size=32, the target of data\.path=.*features has 16; start"),
-        ({"vocab_size": VOCAB + 1}, r"init_from=HEAD has vocab_size=51, the target of .* has 50; start from a head"),
-    ],
-)
-def test_a_head_of_another_target_is_refused(
-    changes: dict, message: str, store: FeatureStore, start: StartHead
-) -> None:
+def test_a_head_of_another_target_is_refused(store: FeatureStore, start: StartHead) -> None:
+    head = DraftHead(replace(start.head.config, hidden_size=32), start.head.draft_ids)
+    message = r"init_from=HEAD has hidden_size=32, the target of data\.path=.*features has 16; start from a head"
     with pytest.raises(InputError, match=message):
-        build_head(source=store, start=with_config(start, **changes), **FREE)
+        build_head(source=store, start=replace(start, head=head), **FREE)
 
 
 @pytest.mark.parametrize("layers", [[1, 3, 4], [2, 5, 4], [2, 4]])

@@ -90,11 +90,6 @@ def test_a_second_kind_decodes_without_loss(shape: dict[str, int]) -> None:
     assert LAYERS != CAPTURED
 
 
-def test_a_kind_that_nobody_registered_is_named_with_those_there_are() -> None:
-    with pytest.raises(InputError, match=r"a head of kind block is none of eagle3, two_layer"):
-        kind_named("block")
-
-
 def test_an_exported_head_whose_kind_is_not_registered_is_not_read_as_eagle3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """training.json: read as it was written, and one line of what is wrong with whatever was not."""
 
 import json
-from dataclasses import MISSING, asdict, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,6 @@ from eagle3.storage.records import seal
 @pytest.fixture
 def record() -> HeadRecord:
     return record_of(make_head(), FINGERPRINT)
-
-
-def refusal(folder: Path, content: bytes) -> str:
-    (folder / "training.json").write_bytes(content)
-    with pytest.raises(InputError) as refused:
-        read_record(folder, made_by="EXPORT")
-    message = str(refused.value)
-    assert message.startswith(f"{folder / 'training.json'}: ") and "\n" not in message
-    assert message.endswith(", or take the file out of the folder: EXPORT")
-    return message
 
 
 def as_file(content: dict[str, Any]) -> bytes:
@@ -64,36 +54,16 @@ def test_a_head_of_another_trainer_has_no_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"ttt_steps": "7"}, "ttt_steps: Input should be a valid integer"),
         ({"ttt_steps": 7.5}, "ttt_steps=7.5: Input should be a valid integer"),
-        ({"capture_layers": [2, "4", 5]}, "capture_layers.1: Input should be a valid integer"),
-        ({"simulated_accept_length": {"3": "1.5"}}, "simulated_accept_length.3: Input should be a valid number"),
-        ({"store": {"path": 3, "hash": "h", "val_fraction": 0.5}}, "store.path=3: Input should be a valid string"),
         ({"store": {"path": "p", "hash": "h"}}, "store.val_fraction is missing"),
-        ({"target": asdict(FINGERPRINT) | {"size": 3}}, "target.size is unknown"),
-        (
-            {"target": asdict(FINGERPRINT) | {"weights_hash": None}},
-            "target.weights_hash=None: Input should be a valid string",
-        ),
         ({"epochs": 3}, "epochs is unknown"),
         ({"format_version": 3, "epochs": 3}, "format_version=3, this code reads 4"),
-        *(({key: MISSING}, f"{key} is missing") for key in ("format_version", "head_config", "accept_length")),
     ],
 )
 def test_what_this_version_does_not_write_is_refused_by_its_field(
     changes: dict[str, Any], fault: str, record: HeadRecord, tmp_path: Path
 ) -> None:
-    content = {key: value for key, value in (asdict(record) | changes).items() if value is not MISSING}
-    assert f"training.json: {fault}" in refusal(tmp_path, as_file(content))
-
-
-@pytest.mark.parametrize(
-    ("content", "fault"),
-    [
-        *((content, "Invalid JSON: ") for content in (b"", b"{", b'{"a": "\xff"}')),
-        *((content, "Input should be an object") for content in (b"[]", b"null", b'"{}"')),
-        (b'{"epochs": 3}', "format_version is missing"),
-    ],
-)
-def test_what_is_no_record_is_refused(content: bytes, fault: str, tmp_path: Path) -> None:
-    assert f"training.json: {fault}" in refusal(tmp_path, content)
+    (tmp_path / "training.json").write_bytes(as_file(asdict(record) | changes))
+    remedy = "export the head again, or take the file out of the folder: EXPORT"
+    with pytest.raises(InputError, match=rf"training\.json: {fault}.*; {remedy}$"):
+        read_record(tmp_path, made_by="EXPORT")

@@ -63,6 +63,8 @@ def test_sglang_does_not_read_the_layout_of_the_speculators(save: Callable[..., 
     assert summary(read_files(folder)).startswith("vLLM and llama.cpp can serve this head; SGLang cannot: it does not")
     edit_json(folder / "config.json", model_type="speculator_model")
     assert "remove that key" in unable(folder)[VLLM]
+    edit_json(folder / "config.json", norm_output=True)
+    assert summary(read_files(folder)).startswith("none of SGLang, vLLM, llama.cpp can serve this head; SGLang cannot")
 
 
 def test_layers_that_are_named_in_eagle_config_alone_are_right_in_sglang_alone(save: Callable[..., Path]) -> None:
@@ -83,9 +85,3 @@ def test_a_kind_of_your_own_is_known_to_neither_vllm_nor_llama_cpp(save: Callabl
     folder = save()
     edit_json(folder / "config.json", architectures=[TwoLayers.architecture])
     assert unable(folder) == dict.fromkeys((VLLM, LLAMA_CPP), "it does not know heads of kind two_layer")
-
-
-def test_a_head_that_nobody_can_serve_is_said_to_be_one(save: Callable[..., Path]) -> None:
-    folder = save(layout="speculators", fc_norm=True)
-    edit_json(folder / "config.json", model_type="speculator_model")
-    assert summary(read_files(folder)).startswith("none of SGLang, vLLM, llama.cpp can serve this head; SGLang cannot")

@@ -28,7 +28,7 @@ from eagle3.target.facts import PLAIN, LogitTransform
 
 STEPS = 3
 TOKEN = UnrollLoss(decay=0.8, normalize="token")
-PARTS = ["loss", "trained", "correct", "alive", "norm.weight", "lm_head.weight", *(f"step {k}" for k in range(STEPS))]
+GRADIENTS = ["norm.weight", "lm_head.weight", *(f"step {k}" for k in range(STEPS))]
 
 
 def random_turns(seed: int) -> list[int]:
@@ -114,7 +114,7 @@ def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
     torch.testing.assert_close(fast[0], plain[0])
     torch.testing.assert_close(vars(fast[1]), vars(plain[1]))
     assert 0 < plain[1].alive[1] < plain[1].correct[1] < plain[1].trained[1]
-    for name, ours, theirs in zip(PARTS[4:], fast[2], plain[2], strict=True):
+    for name, ours, theirs in zip(GRADIENTS, fast[2], plain[2], strict=True):
         torch.testing.assert_close(ours, theirs, msg=lambda text, name=name: f"{name}: {text}")
 
 
@@ -218,8 +218,7 @@ def test_bf16_is_no_further_from_float64_than_the_plain_loss_is(autocast: bool) 
         return [float((ours - theirs).norm() / theirs.norm()) for ours, theirs in pairs]
 
     plain, fast = errors(plain_loss), errors(chunked(50))
-    names = ["loss", *PARTS[4:]]
-    for name, ours, theirs in zip(names, fast, plain, strict=True):
+    for name, ours, theirs in zip(["loss", *GRADIENTS], fast, plain, strict=True):
         assert ours < 1.05 * theirs + 1e-6, name
     assert max(fast) < 0.02
     assert max(plain[0], fast[0]) < 1e-5  # of logits in bfloat16 the loss is summed in float32

@@ -70,11 +70,6 @@ def test_products_are_near_the_exact_ones(num_rows: int, size_in: int, size_out:
             assert ours.shape == theirs.shape and error(ours, theirs) < 0.08
 
 
-def test_without_gradients_the_transposed_weight_is_not_made() -> None:
-    with torch.no_grad():
-        assert not hasattr(products(random(16, 32)), "transposed")
-
-
 @pytest.mark.parametrize("head", HEADS)
 def test_without_rounding_layer_and_loss_are_the_plain_ones(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Elementwise, "quantise", lambda _, x: (x, x.new_ones(len(x), 1)))
