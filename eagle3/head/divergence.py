@@ -17,21 +17,20 @@ from torch import Tensor
 
 from eagle3.settings.training import TvSettings
 
+Logits = Float[Tensor, "M D"]  # and what is computed from them: probabilities, gradients
+PerRow = Float[Tensor, " M"]
+
 
 @runtime_checkable
 class Divergence(Protocol):
     """`log_sum` is `logits.logsumexp(-1)`: `logits - log_sum` are the draft's log-probabilities."""
 
-    def of_target(self, logits: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
+    def of_target(self, logits: Logits) -> Logits:
         """Return the `target` of the other methods, once for all draft rows with the same target row."""
 
-    def value(
-        self, logits: Float[Tensor, "M D"], log_sum: Float[Tensor, " M"], target: Float[Tensor, "M D"]
-    ) -> Float[Tensor, " M"]: ...
+    def value(self, logits: Logits, log_sum: PerRow, target: Logits) -> PerRow: ...
 
-    def gradient(
-        self, logits: Float[Tensor, "M D"], log_sum: Float[Tensor, " M"], target: Float[Tensor, "M D"]
-    ) -> Float[Tensor, "M D"]:
+    def gradient(self, logits: Logits, log_sum: PerRow, target: Logits) -> Logits:
         """Return the gradient of each row's value with respect to its logits, which may be overwritten."""
 
 
@@ -42,17 +41,13 @@ class SoftCrossEntropy:
     `target` is p itself: one exponential per target row, and none for the value.
     """
 
-    def of_target(self, logits: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
+    def of_target(self, logits: Logits) -> Logits:
         return logits.softmax(-1)
 
-    def value(
-        self, logits: Float[Tensor, "M D"], log_sum: Float[Tensor, " M"], target: Float[Tensor, "M D"]
-    ) -> Float[Tensor, " M"]:
+    def value(self, logits: Logits, log_sum: PerRow, target: Logits) -> PerRow:
         return log_sum - torch.linalg.vecdot(target, logits)
 
-    def gradient(
-        self, logits: Float[Tensor, "M D"], log_sum: Float[Tensor, " M"], target: Float[Tensor, "M D"]
-    ) -> Float[Tensor, "M D"]:
+    def gradient(self, logits: Logits, log_sum: PerRow, target: Logits) -> Logits:
         return logits.sub_(log_sum[:, None]).exp_().sub_(target)
 
 
@@ -60,22 +55,18 @@ class OfLogProbabilities(ABC):
     """A divergence defined by two functions of log q and log p: `rows`, and `slopes`, its derivative by log q."""
 
     @abstractmethod
-    def rows(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, " M"]: ...
+    def rows(self, draft: Logits, target: Logits) -> PerRow: ...
 
     @abstractmethod
-    def slopes(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]: ...
+    def slopes(self, draft: Logits, target: Logits) -> Logits: ...
 
-    def of_target(self, logits: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
+    def of_target(self, logits: Logits) -> Logits:
         return logits.log_softmax(-1)
 
-    def value(
-        self, logits: Float[Tensor, "M D"], log_sum: Float[Tensor, " M"], target: Float[Tensor, "M D"]
-    ) -> Float[Tensor, " M"]:
+    def value(self, logits: Logits, log_sum: PerRow, target: Logits) -> PerRow:
         return self.rows(logits - log_sum[:, None], target)
 
-    def gradient(
-        self, logits: Float[Tensor, "M D"], log_sum: Float[Tensor, " M"], target: Float[Tensor, "M D"]
-    ) -> Float[Tensor, "M D"]:
+    def gradient(self, logits: Logits, log_sum: PerRow, target: Logits) -> Logits:
         draft = logits.sub_(log_sum[:, None])
         slopes = self.slopes(draft, target)
         return slopes.sub_(draft.exp_().mul_(slopes.sum(-1, keepdim=True)))  # a logit moves all of log q
@@ -89,12 +80,12 @@ class CrossEntropyTv(TvSettings, OfLogProbabilities):
     (arXiv:2211.17192).
     """
 
-    def rows(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, " M"]:
+    def rows(self, draft: Logits, target: Logits) -> PerRow:
         cross_entropy = -torch.linalg.vecdot(target.exp(), draft)
         total_variation = (draft.exp() - target.exp()).abs().sum(-1) / 2
         return (1 - self.tv_weight) * cross_entropy + self.tv_weight * total_variation
 
-    def slopes(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
+    def slopes(self, draft: Logits, target: Logits) -> Logits:
         total_variation = (draft - target).sign() * draft.exp() / 2
         return self.tv_weight * total_variation - (1 - self.tv_weight) * target.exp()
 
@@ -107,10 +98,10 @@ class NegativeLogAcceptance(OfLogProbabilities):
     nothing with a sharp target has a finite loss.
     """
 
-    def rows(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, " M"]:
+    def rows(self, draft: Logits, target: Logits) -> PerRow:
         return -torch.minimum(draft, target).logsumexp(-1)
 
-    def slopes(self, draft: Float[Tensor, "M D"], target: Float[Tensor, "M D"]) -> Float[Tensor, "M D"]:
+    def slopes(self, draft: Logits, target: Logits) -> Logits:
         # The derivative of min by log q is 1 below log p, 0 above, and one half at equality.
         return torch.minimum(draft, target).softmax(-1) * ((draft - target).sign() - 1) / 2
 

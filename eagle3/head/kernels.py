@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 # The fastest first: auto takes the first without an obstacle.
 OPTIONS = {"attention": (*FASTEST_FIRST, "padded"), "layer": ("fused", "plain"), "loss": ("chunked", "plain")}
 RECORDABLE = {"attention": "triton", "layer": "fused", "loss": "chunked"}  # in a CUDA graph: the host reads no sizes
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 HOST_BOUND = 2048  # hidden size up to which the host, not the GPU, bounds a step (benchmarks/results/small_heads.json)
 
 
@@ -134,9 +133,6 @@ def _choose_graphs(
     for part, recordable in RECORDABLE.items():
         if chosen[part] != recordable:
             obstacle = f"CUDA graphs need kernels.{part}={recordable}, here it is {chosen[part]}"
-    rope = config.rope_parameters.get("rope_type", "default")
-    if rope in LENGTH_DEPENDENT_ROPE:
-        obstacle = f"rope_type={rope} looks at the positions of each batch"
     if device.type != "cuda":
         obstacle = f"CUDA graphs need a CUDA GPU, this run is on the {device.type.upper()}"
     if obstacle and wanted is True:

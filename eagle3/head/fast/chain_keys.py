@@ -14,6 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from eagle3.head.fast.flash_kernels import LogSumExp, OfQueries
+
+Chain = Sequence[Float[Tensor, "R G C"]]  # keys or values of a chain's steps
 ChainGradients = tuple[list[Float[Tensor, "R G C"]], list[Float[Tensor, "R G C"]]]
 
 
@@ -21,13 +24,8 @@ class ChainKeys:
     """The reference, in plain PyTorch. `TritonChainKeys` overrides both methods on a GPU."""
 
     def merge(
-        self,
-        output: Float[Tensor, "R Q C"],
-        logsumexp: Float[Tensor, "Q R"],
-        query: Float[Tensor, "R Q C"],
-        keys: Sequence[Float[Tensor, "R G C"]],
-        values: Sequence[Float[Tensor, "R G C"]],
-    ) -> tuple[Float[Tensor, "R Q C"], Float[Tensor, "Q R"]]:
+        self, output: OfQueries, logsumexp: LogSumExp, query: OfQueries, keys: Chain, values: Chain
+    ) -> tuple[OfQueries, LogSumExp]:
         """Return output and log-sum-exp of `output` merged with each anchor's chain."""
         scores = _scores(query, torch.stack(tuple(keys)), logsumexp.dtype)
         merged = torch.logaddexp(logsumexp, scores.logsumexp(-1).flatten(1).T)  # (Q, R)
@@ -38,13 +36,13 @@ class ChainKeys:
 
     def backward(
         self,
-        grad_output: Float[Tensor, "R Q C"],
-        output: Float[Tensor, "R Q C"],
-        logsumexp: Float[Tensor, "Q R"],
-        query: Float[Tensor, "R Q C"],
-        keys: Sequence[Float[Tensor, "R G C"]],
-        values: Sequence[Float[Tensor, "R G C"]],
-        grad_query: Float[Tensor, "R Q C"],
+        grad_output: OfQueries,
+        output: OfQueries,
+        logsumexp: LogSumExp,
+        query: OfQueries,
+        keys: Chain,
+        values: Chain,
+        grad_query: OfQueries,
     ) -> ChainGradients:
         """Return the gradients of keys and values; that of the query through them is added to `grad_query`.
 
@@ -64,12 +62,10 @@ class ChainKeys:
         return list(grad_keys.unbind()), list(grad_values.unbind())
 
 
-def _scores(
-    query: Float[Tensor, "R Q C"], keys: Float[Tensor, "S R G C"], wide: torch.dtype
-) -> Float[Tensor, "R G P S"]:
+def _scores(query: OfQueries, keys: Float[Tensor, "S R G C"], wide: torch.dtype) -> Float[Tensor, "R G P S"]:
     scores = torch.einsum("rgpc,srgc->rgps", query.unflatten(1, (keys.shape[2], -1)), keys)
     return scores.to(wide) * query.shape[-1] ** -0.5
 
 
-def _weights(scores: Float[Tensor, "R G P S"], logsumexp: Float[Tensor, "Q R"]) -> Float[Tensor, "R G P S"]:
+def _weights(scores: Float[Tensor, "R G P S"], logsumexp: LogSumExp) -> Float[Tensor, "R G P S"]:
     return (scores - logsumexp.T.unflatten(1, (scores.shape[1], -1))[..., None]).exp()

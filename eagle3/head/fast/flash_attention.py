@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from eagle3.head.attention import KeysValues
 from eagle3.head.batch import TttBatch
 from eagle3.head.fast.chain_keys import ChainKeys
-from eagle3.head.fast.flash_kernels import VarlenKernel
+from eagle3.head.fast.flash_kernels import LogSumExp, OfQueries, OfTokens, VarlenKernel
 from eagle3.head.segments import Segments
 
 
@@ -32,7 +32,7 @@ class FlashAttention:
         self.context, self.kernel, self.chain_keys = context, kernel, chain_keys
         self.segments = batch.segments
 
-    def __call__(self, query: Float[Tensor, "R Q C"], chain: list[KeysValues]) -> Float[Tensor, "R Q C"]:
+    def __call__(self, query: OfQueries, chain: list[KeysValues]) -> OfQueries:
         keys, values = [key for key, _ in chain], [value for _, value in chain]
         kernels = self.kernel, self.chain_keys
         return _Attend.apply(query, *self.context, *kernels, self.segments, *keys, *values)
@@ -44,14 +44,14 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        query: Float[Tensor, "R Q C"],
-        key: Float[Tensor, "T G C"],
-        value: Float[Tensor, "T G C"],
+        query: OfQueries,
+        key: OfTokens,
+        value: OfTokens,
         kernel: VarlenKernel,
         chain_keys: ChainKeys,
         segments: tuple[Segments, ...],
         *chain: Float[Tensor, "R G C"],
-    ) -> Float[Tensor, "R Q C"]:
+    ) -> OfQueries:
         same_turn, *earlier_turns = segments
         output, logsumexp = kernel.forward(query, key, value, same_turn)  # (R, Q, C), (Q, R)
         if earlier_turns:
@@ -67,7 +67,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: Float[Tensor, "R Q C"]) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: OfQueries) -> tuple[Tensor | None, ...]:
         query, key, value, output, logsumexp, *chain = ctx.saved_tensors
         grad_output = grad_output.contiguous()
         given = grad_output, query, key, value, output, logsumexp
@@ -85,12 +85,7 @@ class _Attend(torch.autograd.Function):
         return grad_query, grad_key, grad_value, None, None, None, *grad_chain
 
 
-def _add_part(
-    output: Float[Tensor, "R Q C"],
-    logsumexp: Float[Tensor, "Q R"],
-    part: Float[Tensor, "R Q C"],
-    part_logsumexp: Float[Tensor, "Q R"],
-) -> None:
+def _add_part(output: OfQueries, logsumexp: LogSumExp, part: OfQueries, part_logsumexp: LogSumExp) -> None:
     """Merge one more part into output and log-sum-exp, in place."""
     merged = torch.logaddexp(logsumexp, part_logsumexp)
     kept, added = ((each - merged).exp().T[..., None] for each in (logsumexp, part_logsumexp))

@@ -17,28 +17,29 @@ from eagle3.errors import install_command
 from eagle3.head.segments import Segments
 
 FASTEST_FIRST = ("triton", "flash", "torch_flash")  # benchmarks/results/attention.json
-Gradients = tuple[Float[Tensor, "R Q C"], Float[Tensor, "T G C"], Float[Tensor, "T G C"]]
+OfQueries = Float[Tensor, "R Q C"]
+OfTokens = Float[Tensor, "T G C"]
+LogSumExp = Float[Tensor, "Q R"]
+Gradients = tuple[OfQueries, OfTokens, OfTokens]
 
 
 @runtime_checkable
 class VarlenKernel(Protocol):
     """FlashAttention-2 (arXiv:2307.08691) of segments; query head q reads key/value head q // P."""
 
-    def forward(
-        self, query: Float[Tensor, "R Q C"], key: Float[Tensor, "T G C"], value: Float[Tensor, "T G C"], where: Segments
-    ) -> tuple[Float[Tensor, "R Q C"], Float[Tensor, "Q R"]]:
+    def forward(self, query: OfQueries, key: OfTokens, value: OfTokens, where: Segments) -> tuple[OfQueries, LogSumExp]:
         """Return softmax(query · keyᵀ / √C) · value, and the log-sum-exp of the scores in float32 or wider.
 
         Queries of a segment without keys have finite outputs, and -inf for the log-sum-exp."""
 
     def backward(
         self,
-        grad_output: Float[Tensor, "R Q C"],
-        query: Float[Tensor, "R Q C"],
-        key: Float[Tensor, "T G C"],
-        value: Float[Tensor, "T G C"],
-        output: Float[Tensor, "R Q C"],
-        logsumexp: Float[Tensor, "Q R"],
+        grad_output: OfQueries,
+        query: OfQueries,
+        key: OfTokens,
+        value: OfTokens,
+        output: OfQueries,
+        logsumexp: LogSumExp,
         where: Segments,
     ) -> Gradients:
         """Return the gradients of query, key and value in new tensors; zero for keys that no query reads."""
@@ -118,7 +119,7 @@ class FlashAttnPackage:
         return grads
 
 
-def _without_keys(logsumexp: Float[Tensor, "Q R"]) -> Float[Tensor, "Q R"]:
+def _without_keys(logsumexp: LogSumExp) -> LogSumExp:
     """Return -inf where FlashAttention-2 has +inf: at queries of segments without keys."""
     return logsumexp.masked_fill_(logsumexp == torch.inf, -torch.inf)
 

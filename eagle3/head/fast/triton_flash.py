@@ -9,11 +9,10 @@ Shapes: fast/__init__.py; R rows that ask.
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from eagle3.head.fast.flash_kernels import Gradients
+from eagle3.head.fast.flash_kernels import Gradients, LogSumExp, OfQueries, OfTokens
 from eagle3.head.fast.triton_flash_backward import flash_key_value_gradient, flash_prepare, flash_query_gradient
 from eagle3.head.fast.triton_flash_forward import flash_forward
 from eagle3.head.segments import Segments
@@ -54,9 +53,7 @@ class TritonFlash:
     def __init__(self, tiles: Tiles | None = None) -> None:
         self.tiles = tiles
 
-    def forward(
-        self, query: Float[Tensor, "R Q C"], key: Float[Tensor, "T G C"], value: Float[Tensor, "T G C"], where: Segments
-    ) -> tuple[Float[Tensor, "R Q C"], Float[Tensor, "Q R"]]:
+    def forward(self, query: OfQueries, key: OfTokens, value: OfTokens, where: Segments) -> tuple[OfQueries, LogSumExp]:
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         logsumexp = query.new_empty(query.shape[1::-1], dtype=torch.float32)
         if not len(query):
@@ -71,12 +68,12 @@ class TritonFlash:
 
     def backward(
         self,
-        grad_output: Float[Tensor, "R Q C"],
-        query: Float[Tensor, "R Q C"],
-        key: Float[Tensor, "T G C"],
-        value: Float[Tensor, "T G C"],
-        output: Float[Tensor, "R Q C"],
-        logsumexp: Float[Tensor, "Q R"],
+        grad_output: OfQueries,
+        query: OfQueries,
+        key: OfTokens,
+        value: OfTokens,
+        output: OfQueries,
+        logsumexp: LogSumExp,
         where: Segments,
     ) -> Gradients:
         assert logsumexp.is_contiguous()
@@ -145,21 +142,13 @@ def _bounds(where: Segments) -> tuple[Tensor, Tensor, int]:
     return where.query_bounds, where.key_bounds, len(where.query_bounds) - 1
 
 
-def _key_blocks(x: Float[Tensor, "T G C"], tile: Tile) -> TensorDescriptor:
-    x = _readable(x)
+def _key_blocks(x: OfTokens, tile: Tile) -> TensorDescriptor:
     tokens, groups, channels = x.shape
     return TensorDescriptor(x, [tokens, groups * channels], [x.stride(0), 1], [tile.keys, channels])
 
 
-def _query_blocks(x: Float[Tensor, "R Q C"], blocks: list[int]) -> TensorDescriptor:
-    x = _readable(x)
+def _query_blocks(x: OfQueries, blocks: list[int]) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), blocks)
-
-
-def _readable(x: Tensor) -> Tensor:
-    """Return x as a descriptor needs it: rows begin at multiples of 16 bytes, as in all views of a training step."""
-    aligned = x.data_ptr() % 16 == 0 and _row_stride(x) * x.element_size() % 16 == 0
-    return x if aligned else x.contiguous()
 
 
 def _row_stride(x: Tensor) -> int:
