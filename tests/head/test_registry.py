@@ -1,13 +1,11 @@
 """Other kinds of heads: a second kind, which exists only in tests, trains, is exported and decodes."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from exported_head import FINGERPRINT, record_of, tiny_target
 from fitted_head import CHAIN, LAYERS, PROMPT, TREE, small_target
-from heads import make_head, ttt_batch
 from stores import random_samples, write_store
 from timed_machine import settings
 from two_layer_head import TwoLayerConfig, TwoLayerHead
@@ -15,8 +13,6 @@ from two_layer_head import TwoLayerConfig, TwoLayerHead
 from eagle3.decoding.speculate import measure
 from eagle3.errors import InputError
 from eagle3.head import registry
-from eagle3.head.kernels import KernelPlan
-from eagle3.head.registry import kind_named
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import load_head
 from eagle3.serving.head.export import TrainedHead, export_head, read_trained
@@ -39,24 +35,6 @@ def head_for_target() -> TwoLayerHead:
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return head
-
-
-def test_eagle3_with_a_second_layer_that_adds_nothing_is_eagle3() -> None:
-    """The slow decoding unroll of the second kind against the fast one of the first."""
-    samples = random_samples(4)
-    batch = ttt_batch(samples, ttt_steps=3)
-    two = kind_named("two_layer")
-    torch.manual_seed(1)
-    config = TwoLayerConfig(**asdict(make_head(fc_norm=True, norm_output=True).config))
-    head = two.new_head(config, torch.arange(30)).double()
-    for part in (head.second_o, head.second_mlp.down_proj):
-        part.weight.data.zero_()
-    embedding = torch.randn(50, 16, dtype=torch.double)
-    slow = two.unroll(head, embedding, batch, 3, KernelPlan())
-    fast = kind_named("eagle3").unroll(head, embedding, batch, 3, KernelPlan())
-    for step, (one, other) in enumerate(zip(slow, fast, strict=True)):
-        trained = batch.anchor_steps > step
-        torch.testing.assert_close(one[trained], other[trained])
 
 
 def test_a_second_kind_trains_and_is_exported(tmp_path: Path) -> None:

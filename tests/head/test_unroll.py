@@ -1,4 +1,4 @@
-"""The unroll against step-by-step decoding: a cache for each chain, one position at a time, as a server would do it."""
+"""The unroll against decoding with a cache, which tests/decoding/test_speculate.py compares with a plain reference."""
 
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from eagle3.features.sample import Sample
 from eagle3.head.anchors import anchors_and_steps
 from eagle3.head.draft_head import DraftHead
+from eagle3.head.kv_cache import CachedHead
 from eagle3.head.loss import UnrollLoss
 from eagle3.head.unroll import unroll
 
@@ -18,33 +19,14 @@ STEPS = 4
 OPTIONS = [{}, {"fc_norm": True}, {"norm_before_fc": True}, {"norm_output": True}, {"num_heads": 2}]
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Softmax attention of one query [Q, C] over a cache [N, G, C], head by head."""
-    outputs = []
-    for number, head_query in enumerate(query):
-        group = number * keys.shape[1] // len(query)
-        weights = torch.softmax(keys[:, group] @ head_query / head_query.shape[0] ** 0.5, dim=0)
-        outputs.append(weights @ values[:, group])
-    return torch.stack(outputs)
-
-
 def decode_chain(head: DraftHead, sample: Sample, anchor: int, steps: int) -> list[Tensor]:
     """Outputs of the chain that starts at `anchor`: prefill up to it with a cache, then draft with the true tokens."""
-    keys, values, hidden = [], [], torch.empty(0)
-    for position in range(anchor + 1 + steps - 1):
-        drafting = position > anchor
-        state = head.feedback(hidden) if drafting else head.fuse(sample.aux_hidden_states[position])
-        x = head.attention_input(EMBEDDING[sample.input_ids[position + 1]], state)[None]
-        where = torch.tensor([position])
-        key, value = head.keys_values(x, where)
-        keys.append(key)
-        values.append(value)
-        attended = attend(head.queries(x, where)[0], torch.cat(keys), torch.cat(values))
-        hidden = head.output(state[None], attended[None])[0]
-        if position == anchor:
-            outputs = [hidden]
-        elif drafting:
-            outputs.append(hidden)
+    ids, cached = sample.input_ids, CachedHead(head, EMBEDDING, anchor + 1)
+    hidden = cached.confirm(sample.aux_hidden_states[: anchor + 1], ids[1 : anchor + 2].tolist())
+    outputs, path = [hidden[0]], cached.root()
+    for step in range(1, steps):
+        hidden, path = cached.step(hidden, ids[anchor + 1 + step, None], path)
+        outputs.append(hidden[0])
     return outputs
 
 
