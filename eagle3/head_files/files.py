@@ -21,8 +21,7 @@ ARCHITECTURE = "LlamaForCausalLMEagle3"
 MAKE_HEAD = "python serve.py action=export run=RUN head=HEAD"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 IDS_KEY = f"eagle_config.{LAYER_IDS}"
-NESTED = "transformer_layer_config"  # in the layout of vLLM's speculators, which name EAGLE-3 so:
-MODEL_TYPE, SPECULATORS = "speculators_model_type", "eagle3"
+NESTED = "transformer_layer_config"  # in the layout of vLLM's speculators
 INDEX = "model.safetensors.index.json"
 # Other trainers' names for the same tensors; SGLang's loader takes them all.
 OTHER_NAMES = {

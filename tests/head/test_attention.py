@@ -16,7 +16,6 @@ from torch import Tensor
 
 from eagle3.head.attention import KeysValues, MakeAttention, PaddedAttention
 from eagle3.head.batch import TttBatch
-from eagle3.head.fast.chain_keys import ChainKeys
 from eagle3.head.fast.flash_attention import FlashAttention
 from eagle3.head.fast.flash_kernels import FlashAttnPackage, TorchFlash, VarlenKernel
 from eagle3.head.kernels import kernel_backend
@@ -127,8 +126,6 @@ class PlainKernel:
 
 
 def flash(kernel: VarlenKernel, device: str = "cpu") -> MakeAttention:
-    if device == "cpu":
-        return partial(FlashAttention, kernel=kernel, chain_keys=ChainKeys())
     return partial(FlashAttention, kernel=kernel, chain_keys=kernel_backend(torch.device(device)).chain_keys)
 
 

@@ -68,29 +68,25 @@ def test_a_second_kind_decodes_without_loss(shape: dict[str, int]) -> None:
     assert LAYERS != CAPTURED
 
 
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    target = tiny_target().facts
+    head = TwoLayerHead(TwoLayerConfig.for_target(target, num_captured_layers=3, draft_vocab_size=40), torch.arange(40))
+    export_head(TrainedHead(head, record_of(head, FINGERPRINT), target), tmp_path / "head", versions={})
+    return tmp_path / "head"
+
+
 def test_an_exported_head_whose_kind_is_not_registered_is_not_read_as_eagle3(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head = two_layer_head()
-    export_head(TrainedHead(head, record_of(head, FINGERPRINT), tiny_target().facts), tmp_path / "head", versions={})
     monkeypatch.delitem(registry._KINDS, "two_layer")
     with pytest.raises(InputError, match=r"a head of kind two_layer is none of eagle3"):
-        load_head(tmp_path / "head")
+        load_head(exported)
 
 
-def two_layer_head() -> TwoLayerHead:
-    config = TwoLayerConfig.for_target(
-        tiny_target().facts, num_captured_layers=3, draft_vocab_size=40, fc_norm=False, norm_output=False
-    )
-    return TwoLayerHead(config, torch.arange(40))
-
-
-def test_trees_of_a_second_kind_are_left_to_the_server(tmp_path: Path) -> None:
+def test_trees_of_a_second_kind_are_left_to_the_server(exported: Path) -> None:
     """What `tune` replays trees with is EAGLE-3's own."""
-    head = two_layer_head()
-    export_head(TrainedHead(head, record_of(head, FINGERPRINT), tiny_target().facts), tmp_path / "head", versions={})
     answering = AnswerSettings(max_new_tokens=8, temperature=0.0, seed=0)
-    with pytest.raises(
-        InputError, match=r"replays only eagle3 heads, and .*/head is of kind two_layer; .*action=bench"
-    ):
-        decoder_gains(settings(), {"path": tiny_target().path, "device": "cpu"}, tmp_path / "head", [[1, 2]], answering)
+    message = r"replays only eagle3 heads, and .*/head is of kind two_layer; .*action=bench"
+    with pytest.raises(InputError, match=message):
+        decoder_gains(settings(), {"path": tiny_target().path, "device": "cpu"}, exported, [[1, 2]], answering)

@@ -29,11 +29,8 @@ def embedding() -> Tensor:
     return rows * torch.logspace(-3, 3, VOCAB)[:, None]  # what counts is a difference relative to the row's length
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rounding_is_no_difference(dtype: torch.dtype, embedding: Tensor) -> None:
-    embedding = embedding.clamp(-6e4, 6e4)
-    embedding[embedding.abs() < 1e-2] = 0  # below that float16 rounds more
-    assert found(embedding.to(dtype), embedding) == []
+def test_rounding_is_no_difference(embedding: Tensor) -> None:
+    assert found(embedding.bfloat16(), embedding) == []
 
 
 @pytest.mark.parametrize(("share", "differing"), [(0.008, 0), (0.0125, VOCAB)])

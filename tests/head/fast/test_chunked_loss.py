@@ -18,8 +18,7 @@ from eagle3.head.anchors import pairs_before
 from eagle3.head.batch import TttBatch
 from eagle3.head.divergence import Divergence
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.fast.chunked_loss import ChunkedLoss, even_chunks, plain_loss_and_gradient
-from eagle3.head.fast.elementwise import Elementwise
+from eagle3.head.fast.chunked_loss import ChunkedLoss, even_chunks
 from eagle3.head.fast.products import Products
 from eagle3.head.kernels import kernel_backend
 from eagle3.head.loss import ComputeLoss, UnrollLoss, UnrollMetrics, plain_loss
@@ -52,11 +51,8 @@ def batch(request: pytest.FixtureRequest) -> TttBatch:
 
 
 def chunked(chunk: int, device: str = "cpu") -> ChunkedLoss:
-    parts = {"elementwise": Elementwise(), "kernel": plain_loss_and_gradient}
-    if device != "cpu":
-        kernels = kernel_backend(torch.device(device))
-        parts = {"elementwise": kernels.elementwise, "kernel": kernels.loss}
-    return ChunkedLoss(chunk=chunk, make_products=Products, **parts)
+    kernels = kernel_backend(torch.device(device))
+    return ChunkedLoss(chunk=chunk, make_products=Products, elementwise=kernels.elementwise, kernel=kernels.loss)
 
 
 def run(
