@@ -103,17 +103,11 @@ class BatchedTrees:
         every = torch.arange(len(roots), device=roots.device)[:, None]
         parents = kept // topk
         keys, values = (part[every, parents] for part in frontier.paths)
-        drafted = tokens.flatten(1)[every, kept]
+        hidden, drafted = frontier.hidden[every, parents], tokens.flatten(1)[every, kept]
         positions = (roots[:, None] + keys.shape[2]).expand_as(drafted)
+        visible = self._visible(roots, keys.shape[2] + 1)
         hidden, paths = step(
-            self.head,
-            self.embedding,
-            frontier.hidden[every, parents],
-            drafted,
-            positions,
-            self.context,
-            (keys, values),
-            self._visible(roots, keys.shape[2] + 1),
+            self.head, self.embedding, hidden, drafted, positions, self.context, (keys, values), visible
         )
         return Frontier(hidden, kept_scores, is_own.flatten(1)[every, kept], paths)
 

@@ -35,7 +35,6 @@ class Tree(NamedTuple):
         return paths
 
     def branches(self) -> list[list[int]]:
-        """Return the paths to the leaves."""
         return [path for node, path in enumerate(self.paths()) if node not in self.parents]
 
     def walk(self, tokens: list[int]) -> list[int]:

@@ -50,7 +50,6 @@ class Gains(NamedTuple):
     verifications: Float[np.ndarray, " N"]
 
     def of(self, prompts: np.ndarray) -> "Gains":
-        """Return the gains on the prompts that a mask selects."""
         return Gains(self.accepted[prompts], self.verifications[prompts])
 
     @property

@@ -26,7 +26,6 @@ from eagle3.target.model import Target
 
 
 def verifier(target: Target, capture_layers: list[int], temperature: float, seed: int) -> "Verifier":
-    """Return the verifier that fits the target's cache."""
     require_cache(target.model, target.path)
     kind = Verifier if keeps_keys_and_values(target.model) else StepwiseVerifier
     return kind(target, capture_layers, temperature, seed)

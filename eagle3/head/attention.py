@@ -55,8 +55,6 @@ class PaddedAttention:
 
 
 class _PaddedSamples:
-    """Some samples of a pack as a batch."""
-
     def __init__(self, context: KeysValues, batch: TttBatch, samples: list[int]) -> None:
         device = batch.anchors.device
         tokens, _ = _padded_index(batch.pack.token_bounds, samples)  # (N, L)

@@ -120,7 +120,6 @@ class UnrollLoss(LossSettings):
         return 1 / (batch.anchors_of_sample.to(dtype) * in_step)
 
     def weights(self, batch: TttBatch, ttt_steps: int, dtype: torch.dtype) -> Float[Tensor, "K R"]:
-        """Return the weight of each step and anchor."""
         step = torch.arange(ttt_steps, device=batch.anchors.device, dtype=dtype)
         return self.anchor_weights(batch, dtype) * torch.pow(self.decay, step)[:, None]
 

@@ -20,5 +20,4 @@ def kind_named(name: str) -> Eagle3:
 
 
 def kind_of_architecture(architectures: list[str] | None) -> Eagle3 | None:
-    """Return the kind whose heads have these architectures in config.json; None if there is none."""
     return next((kind for kind in _KINDS.values() if [kind.architecture] == architectures), None)

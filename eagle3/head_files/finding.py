@@ -58,7 +58,6 @@ def facts_of_target(target: Target, template_hash: str | None) -> TargetFacts:
 
 
 def findings_table(findings: list[Finding]) -> str:
-    """Return a line for each finding."""
     width = max(len(finding.check) for finding in findings)
     return "\n".join(f"{item.level:<8} {item.check:<{width}}  {item.message}" for item in findings)
 

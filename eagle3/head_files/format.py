@@ -167,7 +167,6 @@ def expected_shapes(files: HeadFiles, config: HeadConfig) -> dict[str, tuple[int
 
 
 def build_draft_head(files: HeadFiles, config: HeadConfig, ids: Int[Tensor, " D"]) -> DraftHead:
-    """Build the head with weights of no meaning."""
     with WithoutValues():
         return kind_of(files).new_head(config, ids)
 

@@ -1,9 +1,4 @@
-"""Fast training kernels. Each replaces a reference implementation and matches it numerically.
-
-attention.py: flash_attention.py, on a kernel of triton_flash.py or flash_kernels.py; chain_keys.py for later steps
-layer.py, draft_head.py: fused_layer.py on fused_weights.py; elementwise.py is the work between products, products.py
-  the products in bf16 or float8
-loss.py: chunked_loss.py
+"""Fast training kernels. Each replaces a reference implementation (eagle3/head/README.md) and matches it numerically.
 
 A module named …_kernel(s), or triton_flash_…, has the Triton kernels of the module that it is named after, which has
 the reference in PyTorch with the same signature. eagle3/head/kernels.py chooses.

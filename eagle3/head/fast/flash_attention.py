@@ -94,6 +94,5 @@ def _add_part(output: OfQueries, logsumexp: LogSumExp, part: OfQueries, part_log
 
 
 def _halves(chain: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Return the keys and the values of a chain."""
     steps = len(chain) // 2
     return chain[:steps], chain[steps:]

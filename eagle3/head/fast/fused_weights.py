@@ -43,13 +43,11 @@ class Matrix:
     def forward(
         self, x: Float[Tensor, "N _"], rows: slice = ALL, added: Float[Tensor, "N Y"] | None = None, part: int = 0
     ) -> Float[Tensor, "N Y"]:
-        """See `Products.forward`."""
         return self.products[part].forward(x, rows, added)
 
     def backward(
         self, grad: Float[Tensor, "N Y"], rows: slice = ALL, added: Float[Tensor, "N _"] | None = None, part: int = 0
     ) -> Float[Tensor, "N _"]:
-        """See `Products.backward`."""
         return self.products[part].backward(grad, rows, added)
 
     def add(self, grad: Float[Tensor, "N Y"], x: Float[Tensor, "N I"], rows: slice = ALL, part: int = 0) -> None:
@@ -157,8 +155,6 @@ class StepState:
 
 
 class Weights:
-    """All weights of the layer, for one training step."""
-
     def __init__(
         self,
         head: DraftHead,

@@ -111,7 +111,6 @@ def flash_query_gradient(
 def _query_gradient_blocks(
     total, of_rows, blocks, stretch, limit, scale: tl.constexpr, BLOCK_KEYS: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Loop over a range of keys."""
     q, gradient, log_sum, mean = of_rows
     key, value, key_start, column = blocks
     first, stop = stretch

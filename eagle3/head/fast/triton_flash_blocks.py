@@ -28,7 +28,6 @@ def block_of(slot, bounds, segments, BLOCK: tl.constexpr):
 
 @triton_jit
 def stretch_of(bounds, segment):
-    """Return the start and the length of a segment."""
     start = tl.load(bounds + segment)
     return start, tl.load(bounds + segment + 1) - start
 
