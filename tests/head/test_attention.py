@@ -262,17 +262,3 @@ def test_under_autocast_flash_attention_is_about_as_exact_in_bfloat16_as_the_pad
         assert other.dtype == torch.bfloat16
         allowed = 4 * (reference.double() - truth).norm() + 1e-3 * truth.norm()
         assert (other.double() - truth).norm() <= allowed
-
-
-@pytest.mark.parametrize("kernel", on_gpu())
-def test_a_step_of_flash_attention_does_not_wait_for_the_gpu(kernel: VarlenKernel) -> None:
-    batch = ttt_batch([random_sample(turns) for turns in MANY_TURNS], ttt_steps=STEPS).to(torch.device("cuda"))
-    key, query = (
-        torch.randn(count, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        for count in (len(batch.pack.input_ids), len(batch.anchors))
-    )
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        flash(kernel, "cuda")((key, key), batch)(query, [(query, query)]).sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

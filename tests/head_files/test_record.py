@@ -47,10 +47,6 @@ def test_no_path_of_this_machine_is_written_and_what_lies_near_is_found(record: 
     assert read_record(tmp_path / "heads/one", made_by="EXPORT") == here
 
 
-def test_a_head_of_another_trainer_has_no_record(tmp_path: Path) -> None:
-    assert read_record(tmp_path, made_by="EXPORT") is None
-
-
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from eagle3.head.attention import KeysValues, MakeAttention, PaddedAttention
 from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.fast.flash_kernels import TorchFlash
+from eagle3.head.fast.flash_kernels import VarlenKernel
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.fast.fused_weights import Matrix
 from eagle3.head.fast.products import Products
@@ -29,7 +29,7 @@ from eagle3.head.layer import MakeLayer, PlainLayer
 from eagle3.head.loss import ComputeLoss, UnrollLoss, plain_loss
 from eagle3.head.unroll import unroll
 from tests.head.fast.test_chunked_loss import TOKEN, chunked, random_turns
-from tests.head.test_attention import MANY_TURNS, PlainKernel, flash
+from tests.head.test_attention import MANY_TURNS, PlainKernel, flash, on_gpu
 
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32}
 HEADS = {
@@ -238,12 +238,12 @@ def test_prompts_pay_for_fc_keys_and_values_alone_and_embeddings_for_one_step(op
     assert products.get_total_flops() == 6 * of_weights - 2 * no_gradient
 
 
-@pytest.mark.gpu
-def test_a_step_does_not_wait_for_the_gpu() -> None:
+@pytest.mark.parametrize("kernel", on_gpu())
+def test_a_step_does_not_wait_for_the_gpu(kernel: VarlenKernel) -> None:
     device = torch.device("cuda")
     batch = ttt_batch([random_sample(turns) for turns in MANY_TURNS], ttt_steps=3).to(device)
-    head, embedding = make_head(**HEADS["EAGLE-3.1"]).float().to(device), EMBEDDING.to(device, torch.bfloat16)
-    kernels = flash(TorchFlash(), "cuda"), fused("cuda")
+    head = make_head(**HEADS["EAGLE-3.1"], head_dim=16).float().to(device)
+    embedding, kernels = EMBEDDING.to(device, torch.bfloat16), (flash(kernel, "cuda"), fused("cuda"))
 
     def backward() -> None:
         with torch.autocast("cuda", torch.bfloat16):
