@@ -60,6 +60,9 @@ class HeadConfig(Record):
         return cls(**{name: getattr(target, name) for name in shared} | given)
 
     def __post_init__(self) -> None:
+        for name in ("num_heads", "num_kv_heads", "head_dim", "intermediate_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"model.{name}={getattr(self, name)} must be 1 or more; null takes the target's")
         if self.hidden_size % self.num_heads:  # whatever head_dim is, transformers' LlamaConfig refuses it
             raise InputError(
                 f"model.num_heads={self.num_heads} does not divide the target's hidden size of {self.hidden_size}, "

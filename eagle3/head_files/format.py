@@ -117,6 +117,8 @@ def head_config(files: HeadFiles) -> HeadConfig:
         return kind_of(files).from_json(files.config)
     except KeyError as error:
         raise InputError(f"head={files.path}: config.json lacks {error}; add it, or make it: {MAKE_HEAD}") from None
+    except TypeError:
+        raise InputError(f"head={files.path}: config.json has a size that is null; state it") from None
 
 
 def require_readable(files: HeadFiles) -> None:

@@ -59,7 +59,8 @@ class CachedFolder:
             with (self.path / name).open("rb", buffering=0) as file:
                 if os.lseek(file.fileno(), start, os.SEEK_DATA) >= stop:  # a hole: no need to read zeros
                     return None
-                os.utime(file.fileno())
+                with suppress(OSError):  # a cache that may only be read
+                    os.utime(file.fileno())
                 content = memoryview(bytearray(stop - start))
                 file.seek(start)
                 return content if file.readinto(content) == len(content) else None

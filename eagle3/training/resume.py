@@ -152,7 +152,13 @@ def read_resumed(path: str | None) -> Checkpoint | None:
         raise InputError(
             f"ckpt_path={path} does not exist (there is {there}); give RUN/checkpoints/last.ckpt of an earlier run"
         )
-    return read_checkpoint(path, setting=f"ckpt_path={path}")
+    checkpoint = read_checkpoint(path, setting=f"ckpt_path={path}")
+    if "optimizer_states" not in checkpoint.content:
+        raise InputError(
+            f"ckpt_path={path} has the weights alone (callbacks.best.save_weights_only=true), which resume nothing; "
+            f"give a last.ckpt, or export the head and start a new training from it with init_from=HEAD"
+        )
+    return checkpoint
 
 
 def require_checkpoint_fits(

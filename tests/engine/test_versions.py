@@ -43,6 +43,15 @@ def test_more_gpus_than_there_are_is_one_line(tmp_path: Path, more: int) -> None
         count_gpus(launch_settings(sglang_site(tmp_path), tp_size=gpus + 1), servers=1 + more)
 
 
+def test_gpus_are_counted_once(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho >> {tmp_path}/asked\necho 2\n")
+    python.chmod(0o755)
+    settings = launch_settings(tmp_path, python=str(python))
+    assert [count_gpus(settings), count_gpus(settings, servers=2)] == [2, 2]
+    assert (tmp_path / "asked").read_text() == "\n"
+
+
 @pytest.mark.parametrize("version", ["0.5.21", "0.5.22", "0.5.22.post1"])
 def test_capture_refuses_0_5_21_and_0_5_22_by_name(version: str) -> None:
     with pytest.raises(InputError, match=rf"in SGLang {version}: .*residual stream.*install SGLang 0\.5\.17"):

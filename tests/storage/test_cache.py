@@ -1,5 +1,6 @@
 """The local cache of a folder that is read over a network."""
 
+import errno
 import hashlib
 import os
 import random
@@ -87,6 +88,18 @@ def test_a_disk_that_takes_nothing_is_said_and_costs_only_time(
     for _ in range(3):
         assert part(folder, 0, 1000) == CONTENT[:1000]
     assert [f"data.cache_dir={tmp_path}" in line for line in caplog.messages] == [True]
+
+
+def test_a_cache_that_may_only_be_read_is_read(far: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    folder = CachedFolder(far, tmp_path, limit=10**9)
+    part(folder, 0, 1000)
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(os, "open", refuse)
+    assert part(folder, 0, 1000) == CONTENT[:1000]
+    assert far.fetched == 1000
 
 
 def test_a_cache_that_cannot_be_made_is_named(far: Counted, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from eagle3.head_files.finding import TargetFacts
 from eagle3.storage.folder import Storage, open_folder
 from eagle3.training import resume
 from eagle3.training.checkpoint import AtomicCheckpointIO
-from eagle3.training.resume import RunCheckpoints
+from eagle3.training.resume import RunCheckpoints, read_resumed
 
 Saved = Callable[..., Path]
 
@@ -107,6 +107,12 @@ def test_a_run_whose_last_checkpoint_is_damaged_resumes_from_an_earlier_one_once
     assert "or delete that checkpoint if it is damaged" in refusal(tmp_path / "run", best)
     last.unlink()
     assert RunCheckpoints(tmp_path / "run", None).resume_from("auto") == str(best)
+
+
+def test_a_checkpoint_of_the_weights_alone_resumes_nothing(tmp_path: Path, save: Saved) -> None:
+    best = save(tmp_path / "run/checkpoints/best-step8.ckpt", 8)
+    with pytest.raises(InputError, match=f"ckpt_path={best} has the weights alone .*init_from=HEAD"):
+        read_resumed(str(best))
 
 
 def test_a_run_that_was_continued_elsewhere_resumes_from_the_later_copy(tmp_path: Path, save: Saved) -> None:

@@ -143,12 +143,20 @@ def _bounds(where: Segments) -> tuple[Tensor, Tensor, int]:
 
 
 def _key_blocks(x: OfTokens, tile: Tile) -> TensorDescriptor:
+    x = _readable(x)
     tokens, groups, channels = x.shape
     return TensorDescriptor(x, [tokens, groups * channels], [x.stride(0), 1], [tile.keys, channels])
 
 
 def _query_blocks(x: OfQueries, blocks: list[int]) -> TensorDescriptor:
+    x = _readable(x)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), blocks)
+
+
+def _readable(x: Tensor) -> Tensor:
+    """Return x as a descriptor needs it: rows begin at multiples of 16 bytes, as in all views of a training step."""
+    aligned = x.data_ptr() % 16 == 0 and _row_stride(x) * x.element_size() % 16 == 0
+    return x if aligned else x.contiguous()
 
 
 def _row_stride(x: Tensor) -> int:

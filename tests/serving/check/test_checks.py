@@ -267,6 +267,7 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
     (in_float32, "dtype", "warning", "tensors are bfloat16, float32: SGLang rounds them", "store them so"),
     (setting(hidden_size=256), "model", "error", "hidden_size=256, this target has 192: it is a head of", "give"),
     (setting(vocab_size=5000), "model", "error", "vocab_size=5000, this target has 4096", "give the target"),
+    (setting(intermediate_size=None), "model", "error", "config.json has a size that is null", "state it"),
     (setting(num_attention_heads=5), "model", "error", "num_heads=5 does not divide", "pick a divisor"),
     (lambda head: head.tensors.update(d2t=torch.zeros(0).long()), "d2t", "error", "instead of int64 (64,)", AGAIN),
     (unset("rms_norm_eps"), "model", "error", "config.json lacks 'rms_norm_eps'", "add it"),
