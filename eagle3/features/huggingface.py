@@ -22,10 +22,6 @@ from eagle3.target.model import Target
 BATCHES_IN_WINDOW = 16  # samples sorted by length together, so that little of a batch is padding
 
 
-def num_tokens(item: Conversation) -> int:
-    return len(item.input_ids)
-
-
 class HuggingFaceExtractor(Extractor):
     """Batches are formed by length, inside windows of many batches."""
 
@@ -40,18 +36,24 @@ class HuggingFaceExtractor(Extractor):
         return logit_transform_of(self.target)
 
     def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
-        for window in filled(conversations, num_tokens, self.batch_tokens * BATCHES_IN_WINDOW):
+        for window in filled(conversations, lambda item: len(item.input_ids), self.batch_tokens * BATCHES_IN_WINDOW):
             yield from self._extract(window)
 
     def _extract(self, conversations: list[Conversation]) -> list[Sample]:
-        samples: dict[str, Sample] = {}
-        by_length = sorted(conversations, key=num_tokens)
-        for batch in batches_by_tokens(reversed(by_length), num_tokens, most_tokens=self.batch_tokens):
-            batch.reverse()
+        def length(number: int) -> int:
+            return len(conversations[number].input_ids)
+
+        by_length = sorted(range(len(conversations)), key=length)
+        samples: dict[int, Sample] = {}
+        longest_first = batches_by_tokens(reversed(by_length), length, most_tokens=self.batch_tokens)
+        for numbers in longest_first:
+            numbers.reverse()
+            batch = [conversations[number] for number in numbers]
             padded = pad_sequence([item.input_ids for item in batch], batch_first=True)
-            captured = self.capture(padded, [*map(num_tokens, batch)])
-            samples |= {item.id: self._sample(item, features) for item, features in zip(batch, captured, strict=True)}
-        return [samples[item.id] for item in conversations]
+            captured = self.capture(padded, [len(item.input_ids) for item in batch])
+            for number, item, features in zip(numbers, batch, captured, strict=True):
+                samples[number] = self._sample(item, features)
+        return [samples[number] for number in range(len(conversations))]
 
     def _sample(self, item: Conversation, features: Features) -> Sample:
         has_teacher = positions_with_teacher(item.turns, self.teachers)
