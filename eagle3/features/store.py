@@ -8,6 +8,7 @@ Shapes: V target vocabulary, H hidden size.
 """
 
 import hashlib
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -30,7 +31,7 @@ from eagle3.progress import Bar
 from eagle3.storage.files import sha256_json
 from eagle3.storage.folder import Readable, Storage, write_file
 
-HASHED_AT_ONCE = 8  # shards, each on a core of its own
+HASHED_AT_ONCE = 8  # shards, or as many as this rank has cores
 
 
 class FeatureStore:
@@ -80,7 +81,7 @@ class FeatureStore:
         total = sum(shard.bytes for shard in shards)
         with (
             Bar(total=total, unit="B", unit_scale=True, desc="verify shards", disable=rank > 0) as progress,
-            ThreadPoolExecutor(HASHED_AT_ONCE) as threads,
+            ThreadPoolExecutor(max(HASHED_AT_ONCE, (os.cpu_count() or 1) // world_size)) as threads,
         ):
             damage = []
             for shard, wrong in zip(shards, threads.map(self._wrong, shards), strict=True):
