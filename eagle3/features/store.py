@@ -31,7 +31,7 @@ from eagle3.progress import Bar
 from eagle3.storage.files import sha256_json
 from eagle3.storage.folder import Readable, Storage, write_file
 
-HASHED_AT_ONCE = 8  # shards, or as many as this rank has cores
+HASHED_AT_ONCE = 8  # shards; more where this rank has more cores
 
 
 class FeatureStore:

@@ -85,8 +85,9 @@ def check_draft_vocab_size(files: HeadFiles, facts: TargetFacts) -> Iterator[Pro
     if files.config.get("draft_vocab_size") is None:
         lm_head = files.tensors.get("lm_head.weight")
         rows = "the rows of lm_head" if lm_head is None else len(lm_head)
-        fault = "is missing: SGLang stops; or it is null: SGLang drafts with the target's lm_head"
-        yield "error", f"draft_vocab_size {fault}; set it to {rows}"
+        is_null = "draft_vocab_size" in files.config
+        fault = "=null: SGLang drafts with the target's lm_head" if is_null else " is missing: SGLang stops"
+        yield "error", f"draft_vocab_size{fault}; set it to {rows}"
 
 
 def check_d2t(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:

@@ -67,7 +67,7 @@ class Record:
     FORMAT_VERSION: ClassVar[int | None] = None
 
     @classmethod
-    @cache  # making one costs as much as reading a hundred lines
+    @cache  # slow to make
     def adapter(cls) -> TypeAdapter[Any]:
         return TypeAdapter(cls)
 
