@@ -41,7 +41,8 @@ def main(arguments: list[str]) -> None:
         print(f"target.path={target}")
         return
     name = "public_target_small" if options.small else "public_target"
-    how = ["--seeds=1", "--limit=8"] if options.small else ["--jobs=3", "--temperatures=[0.0, 1.0]"]
+    samplings = "--samplings=[{temperature: 0}, {temperature: 1}]"
+    how = ["--seeds=1", "--limit=8"] if options.small else ["--jobs=3", samplings]
     ways, out = f"{ROOT}/benchmarks/ways/{name}.yaml", options.work / name
     training_ways.main([ways, f"--folder={out}", f"--out={out}.json", f"--target={target}", *how, *others])
 

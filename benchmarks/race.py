@@ -153,7 +153,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     if options.store and not (options.target and options.held_out):
         parser.error("--store needs --target and --held-out")
     options.folder.mkdir(parents=True, exist_ok=True)
-    options.temperatures = [0.0]  # of `compared`
+    options.samplings = "[{temperature: 0}]"  # of `compared`
     return options
 
 

@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--target", default=f"{ASSETS}/tiny")
     parser.add_argument("--held-out", nargs="+", default=[f"{ASSETS}/prompts/heldout.jsonl"])
     parser.add_argument("--limit", type=int, default=400, help="held-out prompts of each file")
-    parser.add_argument("--temperatures", type=json.loads, default=[0.0], help="as JSON; 0: greedy")
+    parser.add_argument("--samplings", default="[{temperature: 0}]", help="as compare.samplings; 0: greedy")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
         "--jobs", type=int, default=1, help="comparisons at the same time; trainings on one GPU can end each other"
@@ -141,7 +141,7 @@ def compared(run: Path, heads: Mapping[str, Path], held_out: Path, options: argp
         call(
             "serve.py", "action=compare", f"target.path={options.target}",
             f"heads=[{','.join(map(str, heads.values()))}]", f"prompts.path={held_out}",
-            f"limit={options.limit}", f"compare.temperatures={options.temperatures}", f"hydra.run.dir={run}",
+            f"limit={options.limit}", f"compare.samplings={options.samplings}", f"hydra.run.dir={run}",
         )  # fmt: skip
     found: dict[str, Any] = {}
     report = json.loads((run / "compare.json").read_text())

@@ -185,7 +185,7 @@ def test_every_action_has_a_config_a_schema_and_a_function() -> None:
     ("action", "key", "meant"),
     [
         ("export", "bench.repeats", ""), ("check", "run", ""), ("decode", "check.max_difference", ""),
-        ("show", "findings", ""), ("compare", "temperature", " (did you mean compare.temperatures?)"),
+        ("show", "findings", ""), ("compare", "temperature", " (did you mean compare.samplings?)"),
         ("launch", "temperature", ""), ("bench", "seed", ""), ("tune", "steps", " (did you mean tune.steps?)"),
     ],
 )  # fmt: skip

@@ -160,6 +160,7 @@ def test_every_key_takes_a_nasty_value_or_is_named_in_one_line() -> None:
         ("serve action=decode", "topk=4", "steps=3 topk=4 draft_tokens=None: such a tree"),
         ("serve action=launch", "launch.env={TOKEN:[s3cret]}", "launch.env.TOKEN=… must be a text or a number"),
         ("serve action=bench", "bench.sampling={ignore_eos:true}", "bench.sampling.ignore_eos=true would measure"),
+        ("serve action=bench", "bench.sampling={top_p:0.9}", "bench.sampling.top_p=0.9 has a key of its own"),
     ],
 )
 def test_a_wrong_setting_is_one_line_with_a_fix(script: str, override: str, line: str) -> None:

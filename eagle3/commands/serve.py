@@ -26,7 +26,14 @@ from eagle3.serving.head.card import write_card
 from eagle3.serving.server.launch import launch
 from eagle3.serving.show.page import show
 from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.serving import AnswerSettings, BenchSettings, CompareSettings, Decoding, TuneSettings
+from eagle3.settings.serving import (
+    AnswerSettings,
+    BenchSettings,
+    CompareSettings,
+    Decoding,
+    TokenSampling,
+    TuneSettings,
+)
 from eagle3.storage.files import write_json
 from eagle3.storage.lock import hold
 from eagle3.target.files import TargetFiles, read_target_files
@@ -140,7 +147,7 @@ def bench_servers(config: DictConfig) -> None:
     target = target_of_server(config)
     paths = settings.prompts or ({"prompts": config.prompts.path} if config.prompts.path is not None else {})
     prompts = served_prompts(config, paths, target, steps=config.steps)
-    sampling = {"temperature": config.temperature, "max_new_tokens": config.max_new_tokens}
+    sampling = cli.settings(TokenSampling, config).for_server(config.max_new_tokens)
     bench(
         cli.settings(LaunchSettings, config.launch),
         target,

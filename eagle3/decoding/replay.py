@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 from jaxtyping import Int
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch import Tensor
 from eagle3.answers.generate import generate
 from eagle3.decoding.batched_trees import BatchedTrees
 from eagle3.decoding.speculate import Speculator
+from eagle3.decoding.verifier import Sampling
 from eagle3.head.simulate_decoding import rounds_of_turn
 from eagle3.progress import Bar
 from eagle3.target.batches import batches_by_tokens
@@ -96,14 +97,15 @@ def answer_all(
     prompts: Sequence[list[int]],
     *,
     max_new_tokens: int,
+    beyond: int,
     seed: int,
     batch_size: int,
     batch_tokens: float = math.inf,
     progress: str | None,
-    **sampling: Any,
+    **sampling: Unpack[Sampling],
 ) -> list[Answered]:
-    """Let the target answer every prompt, seeded by its place; prompts of similar lengths form a batch, which has
-    room for their answers in `batch_tokens`."""
+    """Let the target answer every prompt, seeded by its place, and continue for `beyond` tokens; prompts of similar
+    lengths form a batch, which has room for their answers in `batch_tokens`."""
 
     def length(place: int) -> int:
         return len(prompts[place]) + max_new_tokens
@@ -113,7 +115,7 @@ def answer_all(
     with Bar(total=len(prompts), desc=progress, unit="prompt", disable=progress is None) as bar:
         for batch in batches_by_tokens(by_length, length, most_tokens=batch_tokens, most_rows=batch_size):
             texts, seeds = [prompts[place] for place in batch], [seed + place for place in batch]
-            found = answer(target, texts, seeds=seeds, max_new_tokens=max_new_tokens, **sampling)
+            found = answer(target, texts, seeds=seeds, max_new_tokens=max_new_tokens, beyond=beyond, **sampling)
             answered.update(zip(batch, found, strict=True))
             bar.update(len(batch))
     return [answered[place] for place in range(len(prompts))]
@@ -125,11 +127,11 @@ def answer(
     *,
     seeds: list[int],
     max_new_tokens: int,
-    temperature: float,
     beyond: int,
+    **sampling: Unpack[Sampling],
 ) -> list[Answered]:
     """Let the target answer a batch of prompts, and continue for `beyond` tokens."""
-    say = partial(generate, target.model, seeds=seeds, temperature=temperature, top_p=1.0, top_k=0, pad_id=0)
+    say = partial(generate, target.model, seeds=seeds, pad_id=0, **sampling)
     answers = say(prompts, max_new_tokens=max_new_tokens, stop_ids=target.stop_ids)
     texts = [prompt + answer.token_ids for prompt, answer in zip(prompts, answers, strict=True)]
     drawn = [len(answer.token_ids) for answer in answers]

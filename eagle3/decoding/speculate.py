@@ -13,7 +13,7 @@ import torch
 
 from eagle3.answers.generate import cut
 from eagle3.decoding.drafter import Tree, draft_tree
-from eagle3.decoding.verifier import verifier
+from eagle3.decoding.verifier import Sampling, verifier
 from eagle3.draft_shape import shape_of
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
@@ -118,20 +118,24 @@ class Speculator:
         draft_window: int | None = None,
         max_new_tokens: int,
         temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
         seed: int = 0,
         watch: Callable[[Round], None] | None = None,
     ) -> Decoded:
         """Answer one prompt. `draft_tokens` counts the root, as SGLang's flag does; a chain has steps + 1. The
         head attends to the last `draft_window` keys (None: all). `watch` is called with every round.
 
-        At temperature 0 the tokens are the target's greedy ones, otherwise its samples for this seed. They do not
-        depend on the drafts (up to rounding, which depends on how many tokens a forward reads)."""
+        At temperature 0 the tokens are the target's greedy ones, otherwise its samples for this seed, from the `top_k`
+        most probable tokens (0: all) and of those the fewest that hold `top_p`. They do not depend on the drafts (up to
+        rounding, which depends on how many tokens a forward reads)."""
         num_drafts = shape_of(steps, topk, draft_tokens).draft_tokens - 1
         require_topk(topk, self.head.config.draft_vocab_size)
         room = len(prompt_ids) + max_new_tokens + steps
         cached = kind_named(self.head.config.KIND).cached(self.head, self.target.embedding, room, window=draft_window)
         accepted, verifications, behind_stop = [0] * steps, 0, 0
-        with verifier(self.target, self.capture_layers, temperature, seed) as reader:
+        sampling: Sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+        with verifier(self.target, self.capture_layers, seed=seed, **sampling) as reader:
             fresh = reader.advance(prompt_ids, [[]])
             answer, finish_reason = cut(fresh, self.target.stop_ids, max_new_tokens)
             next_tokens = prompt_ids[1:] + fresh  # head row t takes the feature of x_t and the embedding of x_{t+1}
@@ -155,7 +159,7 @@ def plain_greedy(target: Target, prompt_ids: list[int], max_new_tokens: int) -> 
     """Return the target's greedy answer, decoded token by token over the same kind of cache."""
     answer: list[int] = []
     known, finish_reason = prompt_ids, ""
-    with verifier(target, [], temperature=0.0, seed=0) as reader:
+    with verifier(target, [], seed=0, temperature=0.0, top_p=1.0, top_k=0) as reader:
         while not finish_reason:
             known = reader.advance(known, [[]])
             answer, finish_reason = cut(answer + known, target.stop_ids, max_new_tokens)

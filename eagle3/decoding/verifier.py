@@ -4,7 +4,7 @@ Shapes: R rows that the target confirmed in a round, H hidden size, V target voc
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from jaxtyping import Float
@@ -25,19 +25,27 @@ from eagle3.answers.generate import choose_tokens
 from eagle3.target.model import Target
 
 
-def verifier(target: Target, capture_layers: list[int], temperature: float, seed: int) -> "Verifier":
+class Sampling(TypedDict):
+    """How the target chooses its tokens, as `choose_tokens` takes it."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+
+
+def verifier(target: Target, capture_layers: list[int], *, seed: int, **sampling: Unpack[Sampling]) -> "Verifier":
     require_cache(target.model, target.path)
     kind = Verifier if keeps_keys_and_values(target.model) else StepwiseVerifier
-    return kind(target, capture_layers, temperature, seed)
+    return kind(target, capture_layers, seed, sampling)
 
 
 class Verifier:
     """The target during one decode: its cache, and the captured states of the latest forward."""
 
-    def __init__(self, target: Target, capture_layers: list[int], temperature: float, seed: int) -> None:
+    def __init__(self, target: Target, capture_layers: list[int], seed: int, sampling: Sampling) -> None:
         self.target = target
         self.capture_layers = capture_layers
-        self.temperature = temperature
+        self.sampling = sampling
         self.generator = torch.Generator().manual_seed(seed)
         self.cache = self._empty_cache()
         self.inputs: dict[int, Tensor] = {}
@@ -90,7 +98,7 @@ class Verifier:
     def _choose(self, logits: Float[Tensor, " V"]) -> int:
         # One uniform number per token, drafted or not, so that sampled answers do not depend on the drafts.
         uniform = torch.rand(1, generator=self.generator, dtype=torch.float64).to(logits.device)
-        return int(choose_tokens(logits[None].float(), uniform, temperature=self.temperature, top_p=1.0, top_k=0))
+        return int(choose_tokens(logits[None].float(), uniform, **self.sampling))
 
     def _keep_input(self, layer: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         # Copied, because a model may update it in place; the layers of a balanced model are on several devices.

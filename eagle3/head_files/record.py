@@ -52,6 +52,8 @@ class MeasuredAcceptLength(Record):
     dtype: str
     max_new_tokens: int
     temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
     seed: int
     steps: int
     topk: int

@@ -38,6 +38,7 @@ OTHER_NAMES = {  # of a key, stage or option: what Lightning, Hugging Face and o
     "ttt_steps": ("ttt_length",),
     # where the key above with the same other name is not known
     "answers": ("responses",),
+    "compare.samplings": ("temperature", "temperatures", "top_p", "top_k"),
     "features.batch_tokens": ("batch_size",),
     "prompts.processes": ("num_proc", "num_workers"),
     "hydra.run.dir": ("output_dir",),

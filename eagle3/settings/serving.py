@@ -11,7 +11,7 @@ from eagle3.draft_shape import Shape, shape_of
 from eagle3.errors import InputError
 from eagle3.settings.engine import Address, DraftTokens, DraftWindow, LaunchSettings, Seconds, Steps, Temperature, TopK
 from eagle3.settings.precomputing import ChatSettings, TargetSettings
-from eagle3.settings.types import Count, CountOrZero, NotNegative, Seed, Settings, Text, fault
+from eagle3.settings.types import OPTIONAL, Count, CountOrZero, NotNegative, Seed, Settings, Text, fault
 
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
 NewTokens = Annotated[int, Field(ge=2, le=2**24)]  # the first comes from prefill: a draft is verified from the second
@@ -38,7 +38,12 @@ Side = Literal["plain", "head", "adaptive"]
 SIDES: tuple[Side, ...] = get_args(Side)
 
 
+KEYS_OF_SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens")
+
+
 def _sampling(sampling: dict[str, Any]) -> dict[str, Any]:
+    if twice := sorted(sampling.keys() & {*KEYS_OF_SAMPLING}):
+        raise fault(twice[0], value=sampling[twice[0]], rule=f"has a key of its own; set {twice[0]} instead")
     if sampling.get("ignore_eos"):
         raise fault(
             "ignore_eos", value=sampling["ignore_eos"],
@@ -123,11 +128,34 @@ class Drafting(DraftShape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerSettings(Settings):
+class TokenSampling(Settings):
+    """How the target chooses its tokens. In lists, top_p and top_k may be left out."""
+
+    temperature: Temperature
+    top_p: Annotated[float, Field(gt=0, le=1)] = field(default=1.0, metadata=OPTIONAL)  # all
+    top_k: CountOrZero = field(default=0, metadata=OPTIONAL)  # all
+
+    def __str__(self) -> str:
+        if not self.temperature:
+            return "greedy"
+        limits = [f"top-p {self.top_p:g}"] if self.top_p < 1 else []
+        return ", ".join([f"T = {self.temperature:g}", *limits, *([f"top-k {self.top_k}"] if self.top_k else [])])
+
+    def for_server(self, max_new_tokens: int) -> dict[str, Any]:
+        """Return SGLang's `sampling_params`, where a top_k of -1 is all tokens."""
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k or -1,
+            "max_new_tokens": max_new_tokens,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSettings(TokenSampling):
     """Sampling and length of the target's answers."""
 
     max_new_tokens: NewTokens
-    temperature: Temperature
     seed: Seed
 
 
@@ -142,7 +170,7 @@ class CompareSettings(Settings):
 
     shapes: Annotated[list[DraftShape], Field(min_length=1)]
     draft_window: DraftWindow | None
-    temperatures: Annotated[list[Temperature], Field(min_length=1)]
+    samplings: Annotated[list[TokenSampling], Field(min_length=1)]
     batch_size: Count
     batch_tokens: Count
     positions: list[Count] | None
@@ -222,8 +250,7 @@ class ServedHead(Servers, Drafting):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionBench(ServedHead, OnPrompts):
-    temperature: Temperature
+class ActionBench(ServedHead, OnPrompts, TokenSampling):
     bench: BenchSettings
 
 

@@ -22,7 +22,8 @@ SETTINGS = [
     {"steps": 5, "topk": 4, "draft_tokens": 6},
     {"steps": 5, "topk": 4, "draft_tokens": 32},
 ]
-DECODING = {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "seed": 0, "progress": None}
+GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+DECODING = {"max_new_tokens": NEW_TOKENS, **GREEDY, "seed": 0, "progress": None}
 
 
 class All(NamedTuple):
@@ -107,7 +108,7 @@ def test_answers_that_stop_count_the_drafts_behind_their_end(target, head, monke
 
 def test_sampled_answers_are_replayed_too(target, head):
     """What the last round accepts behind their end as well: the seed goes on where it was."""
-    sampled = {"temperature": 0.5, "seed": 7}
+    sampled = {"temperature": 0.5, "top_p": 0.9, "top_k": 6, "seed": 7}
     options = {**DECODING, **sampled, "batch_size": 3}
     [whole] = answer_all(target, PROMPTS[:1], beyond=1, **options)
     [start] = answer_all(target, PROMPTS[:1], beyond=5, **options | {"max_new_tokens": 9})

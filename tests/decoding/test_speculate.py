@@ -124,12 +124,13 @@ def test_the_answer_is_cut_at_every_length(target, head, shape):
         assert decoded.verifications < limit
 
 
+@pytest.mark.parametrize("limits", [{"top_p": 1.0, "top_k": 0}, {"top_p": 0.9, "top_k": 6}], ids=str)
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=str)
-def test_a_sampled_answer_is_the_targets_own_for_the_same_seed(target, head, shape):
+def test_a_sampled_answer_is_the_targets_own_for_the_same_seed(target, head, shape, limits):
     """`generate` draws from the target's distribution (tests/answers/test_generate.py), so decoding does, too."""
-    sampling = {"max_new_tokens": NEW_TOKENS, "temperature": 0.5}
+    sampling = {"max_new_tokens": NEW_TOKENS, "temperature": 0.5, **limits}
     decoded = [watched(target, head, seed=seed, **sampling, **shape)[0] for seed in range(4)]
-    options = {"top_p": 1.0, "top_k": 0, "stop_ids": target.stop_ids, "pad_id": 0}
+    options = {"stop_ids": target.stop_ids, "pad_id": 0}
     own = generate(target.model, [PROMPT] * 4, seeds=[*range(4)], **options, **sampling)
     assert [(one.token_ids, one.finish_reason) for one in decoded] == [
         (one.token_ids, one.finish_reason) for one in own

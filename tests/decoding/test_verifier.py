@@ -37,7 +37,7 @@ def test_features_are_those_of_the_kept_tokens_alone(family):
     ids, length = PROMPT + own, len(PROMPT)
     aux = Capture(target, LAYERS)(torch.tensor([ids]), [len(ids)])[0].aux_hidden_states
     wrong = [(token + 1) % 50 for token in own]
-    with verifier(target, LAYERS, temperature=0.0, seed=0) as reader:
+    with verifier(target, LAYERS, temperature=0.0, top_p=1.0, top_k=0, seed=0) as reader:
         assert reader.advance(PROMPT, [[]]) == own[:1]
         torch.testing.assert_close(reader.features(), aux[:length], **close)
         assert reader.advance(own[:1], [wrong[1:3], [own[1], own[2], wrong[3]], [own[1], wrong[2]]]) == own[1:4]

@@ -4,6 +4,7 @@ Shapes: N prompts.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,21 +16,17 @@ from eagle3.decoding.replay import Answered, Rounds, answer_all, record
 from eagle3.decoding.speculate import Speculator
 from eagle3.draft_shape import Shape
 from eagle3.progress import Bar
-from eagle3.settings.serving import CompareSettings
+from eagle3.settings.serving import CompareSettings, TokenSampling
 from eagle3.target.model import Target
 
 ALL = "all"  # positions, and sources
 
 
 class Way(NamedTuple):
-    """One way to decode: the target's tokens at a temperature, drafts of a shape."""
+    """One way to decode: how the target chooses its tokens, and the shape of the drafts."""
 
-    temperature: float
+    sampling: TokenSampling
     shape: Shape
-
-    @property
-    def sampling(self) -> str:
-        return f"T = {self.temperature:g}" if self.temperature else "greedy"
 
 
 class Measured(NamedTuple):
@@ -41,37 +38,37 @@ class Measured(NamedTuple):
 
 def answers_at(
     target: Target, prompts: Sequence[list[int]], settings: CompareSettings, *, max_new_tokens: int, seed: int
-) -> dict[float, list[Answered]]:
-    """Let the target answer the prompts at each temperature, in batches; a prompt is seeded by its place."""
+) -> dict[TokenSampling, list[Answered]]:
+    """Let the target answer the prompts with each sampling, in batches; a prompt is seeded by its place."""
     return {
-        temperature: answer_all(
+        sampling: answer_all(
             target,
             prompts,
             max_new_tokens=max_new_tokens,
-            temperature=temperature,
             seed=seed,
             beyond=settings.most_steps,
             batch_size=settings.batch_size,
             batch_tokens=settings.batch_tokens,
-            progress=f"answers, T = {temperature:g}",
+            progress=f"answers, {sampling}",
+            **asdict(sampling),
         )
-        for temperature in dict.fromkeys(settings.temperatures)
+        for sampling in dict.fromkeys(settings.samplings)
     }
 
 
 def measure_head(
-    speculator: Speculator, answers: Mapping[float, Sequence[Answered]], settings: CompareSettings, name: str
+    speculator: Speculator, answers: Mapping[TokenSampling, Sequence[Answered]], settings: CompareSettings, name: str
 ) -> dict[Way, dict[str, Measured]]:
     """Replay the head in every shape on the answers (eagle3/decoding/replay.py): by position, as `of_rounds` does."""
     measured = {}
     shapes, window = settings.drafts(), settings.draft_window
     topks = sorted({shape.topk for shape in shapes})
-    for temperature, answered in answers.items():
+    for sampling, answered in answers.items():
         bar = Bar(answered, desc=name, unit="prompt")
         recording = record(speculator, bar, steps=settings.most_steps, topks=topks, draft_window=window)
         for shape in shapes:
             rounds = recording.replay_each(**shape._asdict())
-            measured[Way(temperature, shape)] = of_rounds(rounds, answered, settings.positions or [])
+            measured[Way(sampling, shape)] = of_rounds(rounds, answered, settings.positions or [])
     return measured
 
 

@@ -20,7 +20,7 @@ from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import require_own_target
 from eagle3.serving.compare.measure import ALL, Measured, Way, answers_at, measure_head
 from eagle3.serving.report import with_error, write_report
-from eagle3.settings.serving import CompareSettings
+from eagle3.settings.serving import CompareSettings, TokenSampling
 from eagle3.storage.files import sha256_file, sha256_json
 from eagle3.target.model import Target
 
@@ -98,8 +98,8 @@ def rows(measured: Mapping[str, Mapping[Way, Mapping[str, Measured]]], sources: 
     first = next(iter(measured.values()))
     return [
         {
-            "sampling": way.sampling,
-            "temperature": way.temperature,
+            "sampling": str(way.sampling),
+            **asdict(way.sampling),
             **way.shape._asdict(),
             "source": source,
             "positions": positions,
@@ -114,8 +114,8 @@ def rows(measured: Mapping[str, Mapping[Way, Mapping[str, Measured]]], sources: 
     ]
 
 
-def require_verified(answers: Mapping[float, Sequence[Answered]]) -> None:
-    """Raise InputError where at some temperature no answer is longer than the token that prefill gives."""
+def require_verified(answers: Mapping[TokenSampling, Sequence[Answered]]) -> None:
+    """Raise InputError where with some sampling no answer is longer than the token that prefill gives."""
     if any(all(len(each.answer) < 2 for each in answered) for answered in answers.values()):
         raise nothing_verified(max(map(len, answers.values())))
 

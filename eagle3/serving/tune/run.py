@@ -37,7 +37,7 @@ def tune(
 
     `target_settings` load the target for our decoder; `origin` goes into tune.json: commit, command, machine,
     versions."""
-    sampling = {"temperature": answering.temperature, "max_new_tokens": answering.max_new_tokens}
+    sampling = answering.for_server(answering.max_new_tokens)
     timer = ServerTimer(
         settings=settings,
         launch=launch,

@@ -1,6 +1,6 @@
 """Replaying heads on the target's answers measures what decoding prompt by prompt does, count by count."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from exported_head import tiny_target
@@ -22,7 +22,13 @@ SEED = 5
 SPANS = {"all": range(999), "below 14": range(14), "14 to 29": range(14, 30), "30 and more": range(30, 999)}
 SETTINGS = validated(
     CompareSettings,
-    {"shapes": SHAPES, "temperatures": [0.0, 0.7], "batch_size": 3, "batch_tokens": 999, "positions": [14, 30]}
+    {
+        "shapes": SHAPES,
+        "samplings": [{"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.9, "top_k": 4}],
+        "batch_size": 3,
+        "batch_tokens": 999,
+        "positions": [14, 30],
+    }
     | {"draft_window": None},
 )
 
@@ -38,7 +44,7 @@ def require_same(target, head, settings, max_new_tokens):
         for place, prompt in enumerate(PROMPTS):
             seen = []
             decoded = speculator.decode(
-                prompt, **way.shape._asdict(), max_new_tokens=max_new_tokens, temperature=way.temperature,
+                prompt, **way.shape._asdict(), max_new_tokens=max_new_tokens, **asdict(way.sampling),
                 seed=SEED + place, draft_window=settings.draft_window, watch=seen.append,
             )  # fmt: skip
             length, rounds = len(prompt) + 1, []  # of each the length of the text, drafts accepted, and those behind

@@ -29,7 +29,8 @@ SOURCES = ["code", "code", "code", "prose", "prose"]
 
 def settings(**changes):
     shapes = [{"topk": 1, "draft_tokens": None} | CHAIN, TREE]
-    given = {"shapes": shapes, "temperatures": [0.0, 1.0], "batch_size": 4, "batch_tokens": 4096}
+    samplings = [{"temperature": 0.0}, {"temperature": 1.0}]
+    given = {"shapes": shapes, "samplings": samplings, "batch_size": 4, "batch_tokens": 4096}
     return validated(CompareSettings, given | {"positions": None, "draft_window": None} | changes)
 
 
