@@ -66,6 +66,7 @@ def prepared(out_dir: Path, *, keep_answers: bool = False, **config: Any) -> dic
     for key, value in config.items():
         settings[key] = {**(settings[key] or {}), **value} if isinstance(value, dict) else value
     groups = {group: settings.pop(group) for group in GROUPS}
+    del settings["from_target"]
     rules = Rules(groups, privacy=cli.build(OmegaConf.create(groups["privacy"])))
     return prepare_prompts(StageSettings(**settings), rules, keep_answers=keep_answers, out_dir=out_dir)
 

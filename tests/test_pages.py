@@ -36,7 +36,7 @@ README = ROOT / "README.md"
 WITH_COMMANDS = [page for page in PAGES if any(block.is_command and not block.needs for block in blocks(page))]
 OTHERS = [page for page in WITH_COMMANDS if page not in (TUTORIAL, README)]
 # They begin with the prompts.
-MAKE_DIR = ("docs/how-to/data.md", "docs/how-to/imported-answers.md", "docs/how-to/privacy.md")
+MAKE_DIR = tuple(f"docs/how-to/{page}.md" for page in ("data", "imported-answers", "privacy", "target-prompts"))
 
 
 # --- the site --------------------------------------------------------------------------------------------------------

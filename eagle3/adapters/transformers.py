@@ -65,13 +65,18 @@ def require_transformers() -> None:
 
 def has_file(path: str, name: str, revision: str | None) -> bool:
     """Say whether a folder or a hub model has a file; False too if the hub cannot be asked."""
+    return find_file(path, name, revision) is not None
+
+
+def find_file(path: str, name: str, revision: str | None) -> str | None:
+    """Return where a file of a folder or of a hub model is on this machine; None if it has none, or cannot be asked."""
     quiet = {
         f"_raise_exceptions_for_{reason}": False for reason in ("gated_repo", "missing_entries", "connection_errors")
     }
     try:
-        return cached_file(path, name, revision=revision, **quiet) is not None
+        return cached_file(path, name, revision=revision, **quiet)
     except (OSError, ValueError):
-        return False
+        return None
 
 
 def knows_quantization(method: Any) -> bool:

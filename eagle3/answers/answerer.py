@@ -1,12 +1,36 @@
 """Interface for answerers, and the task of a worker of the answers stage: prompts become rows."""
 
-from collections.abc import Iterator
-from typing import Any, Self
+from collections.abc import Hashable, Iterator
+from typing import Any, Protocol, Self
 
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import Dialogue
+from eagle3.engine.endpoint import Answer
+from eagle3.settings.precomputing import Sampling
 from eagle3.workers.meter import Progress
 from eagle3.workers.task import Keyed, Take
+
+
+class Conversation(Protocol):
+    """While `waiting`, `prompt_ids` asks for the next tokens, sampled in a way of its own or as the answerer does."""
+
+    waiting: bool
+    prompt_ids: list[int]
+    sampling: Sampling | None  # None: the answerer's
+    stop_ids: frozenset[int] | None  # None: those of the target
+
+    @property
+    def key(self) -> Hashable: ...
+
+    @property
+    def result(self) -> Any: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    def answer(self, answer: Answer) -> None: ...
+
+    def fail(self, reason: str) -> None: ...
 
 
 class Answerer:
@@ -25,7 +49,7 @@ class Answerer:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def __call__(self, take: Take[Dialogue], progress: Progress) -> Iterator[list[Dialogue]]:
+    def __call__(self, take: Take[Conversation], progress: Progress) -> Iterator[list[Conversation]]:
         """Take all conversations, as many at a time as are answered at once, and yield those that no longer wait: they
         are on disk before the next are taken. Counts each in `progress` as soon as it has ended."""
         raise NotImplementedError
@@ -33,7 +57,7 @@ class Answerer:
 
 class Answering:
     """A `Task` with an answerer that has been entered. Items are prompts by their id, results their rows and errors
-    (store.Answered)."""
+    (store.Answered). Other items begin conversations of their own, with results of their own."""
 
     def __init__(
         self, answerer: Answerer, chat: Chat, *, seed: int, max_prompt_tokens: int | None, on_length: str
@@ -42,8 +66,13 @@ class Answering:
         self.settings: dict[str, Any] = {"seed": seed, "max_prompt_tokens": max_prompt_tokens, "on_length": on_length}
 
     def __call__(self, take: Take[Keyed], progress: Progress) -> Iterator[list[Keyed]]:
-        def dialogues(count: int, *, wait: bool = True) -> list[Dialogue]:
-            return [Dialogue(prompt, self.chat, **self.settings) for _, prompt in take(count, wait=wait)]
+        def conversations(count: int, *, wait: bool = True) -> list[Conversation]:
+            return [self._begin(item) for _, item in take(count, wait=wait)]
 
-        for finished in self.answerer(dialogues, progress):
-            yield [(dialogue.prompt["id"], (dialogue.rows, dialogue.errors)) for dialogue in finished]
+        for finished in self.answerer(conversations, progress):
+            yield [(conversation.key, conversation.result) for conversation in finished]
+
+    def _begin(self, item: Any) -> Conversation:
+        if isinstance(item, dict):
+            return Dialogue(item, self.chat, **self.settings)
+        return item.begin(self.chat, **self.settings)

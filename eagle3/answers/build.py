@@ -36,7 +36,7 @@ WRITTEN_TOGETHER = 1024  # imported prompts; of others the answerer decides
 AHEAD = 1024  # prompts that a worker holds, for an answerer that does not state how many it works on at once
 
 
-def answer(config: DictConfig, target: StoredTarget) -> AnswerCounts:
+def answer(config: DictConfig, target: StoredTarget, workers: Workers) -> AnswerCounts:
     chat, sampling, out_dir = chat_of(config, target), config.sampling, Path(config.out_dir)
     if config.answers.name == "imported":
         answers = cli.build(config.answers, leave_out=["name"])
@@ -49,18 +49,30 @@ def answer(config: DictConfig, target: StoredTarget) -> AnswerCounts:
         seed=sampling.seed,
         on_length=sampling.on_length,
     )
-    servers = None
-    if config.answers.name in ENDPOINTS:
-        servers = 0 if config.answers.urls else config.answers.get("servers") or 1
-    in_flight = config.answers.get("in_flight") or config.answers.get("window") or AHEAD
     return answer_prompts(
         target=target,
         made_with=made_with,
-        workers=workers_of(config, servers=servers),
-        build=partial(answering, cli.resolved(config), out_dir / "logs"),
-        ahead=2 * in_flight,
+        workers=workers,
+        build=answer_task(config),
+        ahead=prompts_ahead(config),
         out_dir=out_dir,
     )
+
+
+def answer_workers(config: DictConfig) -> Workers:
+    servers = None
+    if config.answers.name in ENDPOINTS:
+        servers = 0 if config.answers.urls else config.answers.get("servers") or 1
+    return workers_of(config, servers=servers)
+
+
+def answer_task(config: DictConfig) -> Build:
+    return partial(answering, cli.resolved(config), Path(config.out_dir) / "logs")
+
+
+def prompts_ahead(config: DictConfig) -> int:
+    """Return how many prompts a worker holds."""
+    return 2 * (config.answers.get("in_flight") or config.answers.get("window") or AHEAD)
 
 
 def chat_of(config: DictConfig, target: Target | TargetFiles) -> Chat:

@@ -7,10 +7,16 @@ from typing import Any
 from eagle3.answers.chat import Chat, Messages, RefusedConversation
 from eagle3.answers.rows import AnsweredRow, AnswerError, error_row, new_row, too_long
 from eagle3.engine.endpoint import Answer
+from eagle3.settings.precomputing import Sampling
 
 UNFINISHED = "the answer did not end within sampling.max_new_tokens and sampling.on_length=drop"
 CALLS_TOOL = "the answer before names a tool of the conversation: what the tool would have said is not known"
 NO_CONTENT = "the answer before has no content that a server would put into the next prompt (see chat.reasoning_parser)"
+
+
+def seed_of(base: int, id: str, turn: int) -> int:
+    digest = hashlib.sha256(f"{base}\0{id}\0{turn}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 class Dialogue:
@@ -18,6 +24,9 @@ class Dialogue:
 
     A row spans several turns as long as the next prompt begins with exactly the ids of the row. Many templates strip
     reasoning or white space from earlier answers: then the next turn begins a new row."""
+
+    sampling: Sampling | None = None  # None: the answerer's own
+    stop_ids: frozenset[int] | None = None  # None: those of the target
 
     def __init__(self, prompt: dict[str, Any], chat: Chat, *, seed: int, max_prompt_tokens: int | None, on_length: str):
         self.prompt = prompt
@@ -35,10 +44,17 @@ class Dialogue:
         self._next_prompt()
 
     @property
+    def key(self) -> str:
+        return self.prompt["id"]
+
+    @property
+    def result(self) -> tuple[list[AnsweredRow], list[AnswerError]]:
+        return self.rows, self.errors
+
+    @property
     def seed(self) -> int:
         """The seed of this turn's answer: the same in whatever order and company the turns are answered."""
-        digest = hashlib.sha256(f"{self._seed}\0{self.prompt['id']}\0{self.turn}".encode()).digest()
-        return int.from_bytes(digest[:8], "big") >> 1
+        return seed_of(self._seed, self.prompt["id"], self.turn)
 
     def answer(self, answer: Answer) -> None:
         """Add the answer of this turn; `prompt_ids` is then the next turn's, if there is one."""

@@ -3,11 +3,10 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Unpack
+from typing import Any, Unpack
 
 from eagle3.adapters.transformers import require_cache
-from eagle3.answers.answerer import Answerer
-from eagle3.answers.dialogue import Dialogue
+from eagle3.answers.answerer import Answerer, Conversation
 from eagle3.answers.generate import alone_because, generate
 from eagle3.errors import first_line
 from eagle3.settings.precomputing import HuggingFaceSettings, Sampling
@@ -31,32 +30,41 @@ class HuggingFaceAnswerer(Answerer):
         self.target, self.sampling, self.window = target, sampling, settings["window"]
         self.most = {"most_rows": settings["batch_size"], "most_tokens": settings["batch_tokens"]}
 
-    def __call__(self, take: Take[Dialogue], progress: Progress) -> Iterator[list[Dialogue]]:
+    def __call__(self, take: Take[Conversation], progress: Progress) -> Iterator[list[Conversation]]:
         while window := take(self.window):
             self._answer_window(window, progress)
             yield window
 
-    def _answer_window(self, window: Sequence[Dialogue], progress: Progress) -> None:
+    def _answer_window(self, window: Sequence[Conversation], progress: Progress) -> None:
         progress.add(ended=sum(not each.waiting for each in window))
         while waiting := [each for each in window if each.waiting]:
-            waiting.sort(key=self._padded_length)
-            for batch in batches_by_tokens(waiting, self._padded_length, **self.most):
-                answer_tokens = self._answer_batch(batch)
-                progress.add(ended=sum(not each.waiting for each in batch), tokens=answer_tokens)
+            alike: dict[Any, list[Conversation]] = {}
+            for each in sorted(waiting, key=self._padded_length):
+                alike.setdefault(self._sampled(each), []).append(each)
+            for group in alike.values():
+                for batch in batches_by_tokens(group, self._padded_length, **self.most):
+                    answer_tokens = self._answer_batch(batch)
+                    progress.add(ended=sum(not each.waiting for each in batch), tokens=answer_tokens)
 
-    def _padded_length(self, conversation: Dialogue) -> int:
-        return len(conversation.prompt_ids) + self.sampling.max_new_tokens
+    def _padded_length(self, conversation: Conversation) -> int:
+        sampling, _ = self._sampled(conversation)
+        return len(conversation.prompt_ids) + sampling.max_new_tokens
 
-    def _answer_batch(self, batch: list[Dialogue]) -> int:
+    def _sampled(self, conversation: Conversation) -> tuple[Sampling, frozenset[int]]:
+        """Return how the next tokens are chosen, and what ends them."""
+        return conversation.sampling or self.sampling, conversation.stop_ids or self.target.stop_ids
+
+    def _answer_batch(self, batch: list[Conversation]) -> int:
         """Answer one turn of each and count the tokens. After a failure the prompts are answered one at a time."""
+        sampling, stop_ids = self._sampled(batch[0])
         try:
             answers = generate(
                 self.target.model,
                 [each.prompt_ids for each in batch],
                 seeds=[each.seed for each in batch],
-                stop_ids=self.target.stop_ids,
+                stop_ids=stop_ids,
                 pad_id=self.target.tokenizer.pad_token_id or 0,
-                **asdict(self.sampling),
+                **asdict(sampling),
             )
         except Exception as error:  # whatever it is, the other answers must not be lost
             reason = f"{type(error).__name__} ({first_line(error)[:200]})"

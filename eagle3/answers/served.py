@@ -12,9 +12,8 @@ from typing import Self
 
 import aiohttp
 
-from eagle3.answers.answerer import Answerer
+from eagle3.answers.answerer import Answerer, Conversation
 from eagle3.answers.chat import Chat, RefusedConversation
-from eagle3.answers.dialogue import Dialogue
 from eagle3.engine.client import RequestRefused, ServerFailed, allow_connections, new_session
 from eagle3.engine.draft import Draft
 from eagle3.engine.endpoint import ENDPOINTS, Endpoint, Request
@@ -135,9 +134,9 @@ class ServedAnswerer(Answerer):
             served_as=self.settings.served_as,
         )
 
-    def __call__(self, take: Take[Dialogue], progress: Progress) -> Iterator[list[Dialogue]]:
+    def __call__(self, take: Take[Conversation], progress: Progress) -> Iterator[list[Conversation]]:
         ended = asyncio.Queue[asyncio.Task[None]]()
-        running: dict[asyncio.Task[None], Dialogue] = {}
+        running: dict[asyncio.Task[None], Conversation] = {}
         places = self.settings.in_flight * len(self.pool.members)
         try:
             while True:
@@ -159,14 +158,14 @@ class ServedAnswerer(Answerer):
                 task.cancel()
             self.runner.run(_all_ended(running))
 
-    async def _answer(self, conversation: Dialogue, progress: Progress) -> None:
+    async def _answer(self, conversation: Conversation, progress: Progress) -> None:
         while conversation.waiting:
             request = Request(
                 conversation.prompt_ids,
                 conversation.seed,
-                stop_ids=self.target.stop_ids,
+                stop_ids=conversation.stop_ids or self.target.stop_ids,
                 vocab_size=self.target.text_config.vocab_size,
-                **asdict(self.sampling),
+                **asdict(conversation.sampling or self.sampling),
             )
             try:
                 answer = await self.pool.complete(request)

@@ -17,9 +17,12 @@ from eagle3.errors import InputError, Interrupted, require_packages
 from eagle3.progress import Bar
 from eagle3.prompts import LIBRARIES
 from eagle3.storage.lock import hold
+from eagle3.workers.continued import Continued
 
 if TYPE_CHECKING:
+    from eagle3.prompts.growing import GrowingSource
     from eagle3.target.files import TargetFiles
+    from eagle3.workers.task import Workers
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +31,8 @@ def precompute(config: DictConfig) -> None:
     """Run `config.stages`: first every check that needs no work, then the stages."""
     names = [config.stages] if isinstance(config.stages, str) else config.stages
     stages = [stage for name, stage in STAGES.items() if name in names]
+    if config.prompts.from_target:
+        stages = [TargetPromptsStage() if stage is STAGES["prompts"] else stage for stage in stages]
     if any(stage.uses_engine for stage in stages):
         choose_engine(config, names)
     warn_of_unread(config, names, stages)
@@ -36,10 +41,17 @@ def precompute(config: DictConfig) -> None:
         with ExitStack() as held:
             for folder in dict.fromkeys(stage.folder(config) for stage in stages if stage.writes):
                 held.enter_context(hold(folder))
+            engine = held.enter_context(Continued(lambda: _answer_workers(config)))
             for stage in stages:
-                stage.run(config)
+                stage.run(config, engine)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; what was finished is kept, run the same command again to resume") from None
+
+
+def _answer_workers(config: DictConfig) -> "Workers":
+    from eagle3.answers.build import answer_workers
+
+    return answer_workers(config)
 
 
 class Stage:
@@ -64,7 +76,8 @@ class Stage:
     def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
         """Raise InputError if the stage cannot work with this target; its weights are not loaded."""
 
-    def run(self, config: DictConfig) -> None:
+    def run(self, config: DictConfig, engine: Continued) -> None:
+        """Do the work. `engine` answers, started once for all stages that use it."""
         raise NotImplementedError
 
 
@@ -76,7 +89,10 @@ class PromptsStage(Stage):
     def reads(self, config: DictConfig) -> tuple[str, ...]:
         return "prompts", "answers"
 
-    def run(self, config: DictConfig) -> None:
+    def run(self, config: DictConfig, engine: Continued) -> None:
+        self.prepare(config, None)
+
+    def prepare(self, config: DictConfig, growing: "GrowingSource | None") -> None:
         from eagle3.prompts.rules import GROUPS, Rules
         from eagle3.prompts.stage import prepare_prompts
         from eagle3.settings.prompts import StageSettings
@@ -84,7 +100,29 @@ class PromptsStage(Stage):
         groups = {group: cli.plain(config.prompts)[group] for group in GROUPS}
         rules = Rules(groups, privacy=cli.build(config.prompts.privacy))
         settings, keep_answers = cli.settings(StageSettings, config.prompts), config.answers.name == "imported"
-        prepare_prompts(settings, rules, keep_answers=keep_answers, out_dir=Path(config.out_dir))
+        folder = Path(config.out_dir)
+        prepare_prompts(settings, rules, keep_answers=keep_answers, out_dir=folder, growing=growing)
+
+
+class TargetPromptsStage(PromptsStage):
+    """The target, and prompts.path if it is given → DIR/target_prompts, DIR/prompts."""
+
+    needs_target = True
+    uses_engine = True
+
+    def reads(self, config: DictConfig) -> tuple[str, ...]:
+        return "prompts", *STAGES["answers"].reads(config)
+
+    def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
+        from eagle3.target_prompts.build import check_target_prompts
+
+        check_target_prompts(config, target)
+
+    def run(self, config: DictConfig, engine: Continued) -> None:
+        from eagle3.target.stored import stored_target
+        from eagle3.target_prompts.build import TargetPrompts
+
+        self.prepare(config, TargetPrompts(config, stored_target(**cli.plain(config.target)), engine))
 
 
 class EstimateStage(Stage):
@@ -98,7 +136,7 @@ class EstimateStage(Stage):
     def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
         check_layers(config, target)
 
-    def run(self, config: DictConfig) -> None:
+    def run(self, config: DictConfig, engine: Continued) -> None:
         from eagle3.estimate import estimate_run
 
         estimate_run(config)
@@ -127,11 +165,12 @@ class AnswersStage(Stage):
             limits = config.sampling
             prompt_limit(target.text_config, limits.max_new_tokens, limits.max_prompt_tokens)
 
-    def run(self, config: DictConfig) -> None:
+    def run(self, config: DictConfig, engine: Continued) -> None:
         from eagle3.answers.build import answer
         from eagle3.target.stored import stored_target
 
-        counts = answer(config, stored_target(**cli.plain(config.target)))
+        counts = answer(config, stored_target(**cli.plain(config.target)), engine)
+        engine.close()
         log.info("answers: %d rows, %d answer tokens", counts.rows, counts.answer_tokens)
 
 
@@ -152,10 +191,11 @@ class FeaturesStage(Stage):
     def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
         check_layers(config, target)
 
-    def run(self, config: DictConfig) -> None:
+    def run(self, config: DictConfig, engine: Continued) -> None:
         from eagle3.features.build import extract
         from eagle3.target.stored import stored_target
 
+        engine.close()  # its servers hold the GPUs
         store = extract(config, stored_target(**cli.plain(config.target)))
         log.info(
             "features: %d samples, %d tokens, %d answer tokens, %s in %d shards; left out: %s",

@@ -40,8 +40,10 @@ class Rules:
 
     def checks(self, source: Source) -> list[Check]:
         """Return the checks for a row of the source, in order."""
-        licenses = LicenseCheck(self.licenses, source.terms, self.privacy.safe_source)
-        return [licenses, LengthCheck(**self.settings["length"]), *self._common]
+        checks: list[Check] = [LengthCheck(**self.settings["length"]), *self._common]
+        if source.written_by:  # whoever trains on the target's answers has accepted its licence
+            return checks
+        return [LicenseCheck(self.licenses, source.terms, self.privacy.safe_source), *checks]
 
     def inputs(self) -> dict[str, Any]:
         """Return everything that the result depends on, except the sources: settings, and the state of their files."""

@@ -189,6 +189,11 @@ class Selection:
         counts = self.db.execute("SELECT source, count(*) FROM fates WHERE reason IS NULL GROUP BY source").fetchall()
         return [dict(counts).get(source, 0) for source in range(sources)]
 
+    def refused(self, source: int) -> Counter[str]:
+        """Count the reasons against prompts of a source."""
+        query = "SELECT reason, count(*) FROM fates WHERE reason IS NOT NULL AND source = ? GROUP BY reason"
+        return Counter(dict(self.db.execute(query, [source]).fetchall()))
+
     def draw(self, mix: TrafficMix, sample: Counter[int]) -> dict:
         """Keep the number of prompts of each cell that the mix wants, by a hash of text and seed; return its report."""
         counts = self.db.execute("SELECT cell, count(*) FROM fates WHERE reason IS NULL GROUP BY cell").fetchall()

@@ -7,14 +7,19 @@ are written (ledger.py, report.py), ledger.json last. A killed run resumes from 
 import logging
 import shutil
 from collections import Counter
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from loky import cpu_count
 
 from eagle3.errors import InputError
+from eagle3.prompts.chunks import ScannedChunk
+from eagle3.prompts.growing import GrowingSource
 from eagle3.prompts.ledger import Counts, current_ledger, make_ledger, nothing_left, write_prompts
-from eagle3.prompts.reading.sources import Source, configured_sources
+from eagle3.prompts.reading.sources import Source, configured_sources, require_unique_names
 from eagle3.prompts.report import write_report
 from eagle3.prompts.rules import Rules
 from eagle3.prompts.scan import Enough, Scanner, ScanTask, scan, tasks_of
@@ -29,30 +34,55 @@ log = logging.getLogger(__name__)
 FORMAT = 9  # raise it when the same rows would give other prompts, so that older prompts are made again
 
 
-def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool, out_dir: str | Path) -> dict:
+def prepare_prompts(
+    settings: StageSettings,
+    rules: Rules,
+    *,
+    keep_answers: bool,
+    out_dir: str | Path,
+    growing: GrowingSource | None = None,
+) -> dict:
     """Write the prompts that pass and return the ledger; does nothing if the ledger shows that they are up to date.
 
-    `keep_answers` keeps assistant turns (imported conversations). Raises InputError when no prompt is left, or when
-    the answers in `out_dir`/answers are to other prompts.
+    `keep_answers` keeps assistant turns (imported conversations); `growing` is a source before those of the settings,
+    which may then name none. Raises InputError when no prompt is left, or when the answers in `out_dir`/answers are to
+    other prompts.
     """
-    found = configured_sources(settings)
+    named = growing is None or settings.path is not None or settings.sources is not None
+    found = configured_sources(settings) if named else []
+    if growing is not None:
+        found = [growing.source(), *found]
+        require_unique_names(found)
     folder = Path(out_dir) / "prompts"
     work = folder / ".work"
     made_by = {"format": FORMAT, "keep_answers": keep_answers, "rules": rules.inputs()}
-    sources = [
-        {**source.inputs(), "credit": source.terms.credit(), "limit": source.limit, "files": source.fingerprint()}
-        for source in found
-    ]
-    inputs = public({**made_by, "limit": settings.limit, "sources": sources})
-    ledger = current_ledger(folder, inputs)
+
+    def inputs() -> Any:
+        sources = [
+            {**source.inputs(), "credit": source.terms.credit(), "limit": source.limit, "files": source.fingerprint()}
+            for source in found
+        ]
+        return public({**made_by, "limit": settings.limit, "sources": sources})
+
+    ledger = current_ledger(folder, inputs())
     if ledger is not None:
         log.info("prompts are up to date: %d in %s", ledger["prompts"], folder)
         shutil.rmtree(work, ignore_errors=True)  # of a run that was killed while it removed it
         return ledger
     scanner = Scanner(work / "chunks", found, rules, keep_answers=keep_answers)
-    tasks = tasks_of(found, int(settings.chunk_mb * 1e6), list(made_by.values()))
-    counts, traffic = _write_selected(work, scanner, tasks, rules, settings)
-    ledger = _publish(folder, found, counts, traffic, rules, inputs)
+
+    def select(sources: list[Source], *, first: int = 0) -> AbstractContextManager["Selected"]:
+        """Select among the rows of the sources from number `first` on."""
+        tasks = tasks_of(sources, int(settings.chunk_mb * 1e6), list(made_by.values()))
+        tasks = [task for task in tasks if task.source >= first]
+        return _selected(work, scanner, sources, tasks, rules, settings, grows=growing is not None)
+
+    limited = found
+    if growing is not None:
+        found[0], limit = _grown(growing, found, select)
+        limited = [replace(found[0], limit=limit), *found[1:]]
+    counts, traffic = _write(work, limited, select, rules, settings)
+    ledger = _publish(folder, found, counts, traffic, rules, inputs())
     shutil.rmtree(work)
     log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], folder)
     if left_out := sum((Counter(source["rejected"]) for source in ledger["sources"].values()), Counter[str]()):
@@ -60,28 +90,69 @@ def prepare_prompts(settings: StageSettings, rules: Rules, *, keep_answers: bool
     return ledger
 
 
-def _write_selected(
-    work: Path, scanner: Scanner, tasks: list[ScanTask], rules: Rules, settings: StageSettings
-) -> tuple[dict[str, Counts], dict | None]:
-    """Write the selected prompts to `work`/made; return their counts by source, and the report of the traffic mix.
+Selected = tuple[list[ScannedChunk], Selection]
 
-    Reads as far as the limits require, and further if duplicates leave too few prompts.
-    """
-    sources, limit, processes = scanner.sources, settings.limit, settings.processes or cpu_count()
-    sample = rules.sample_cells(rules.traffic) if rules.traffic else Counter()
-    enough = Enough(sources, limit=None if rules.traffic else limit)  # the mix draws from all rows
+
+@contextmanager
+def _selected(
+    work: Path,
+    scanner: Scanner,
+    sources: list[Source],
+    tasks: list[ScanTask],
+    rules: Rules,
+    settings: StageSettings,
+    *,
+    grows: bool,
+) -> Iterator[Selected]:
+    """Scan and find duplicates; reads as far as the limits require, and further if duplicates leave too few prompts.
+
+    `grows`: the first source has no more rows than needed, and is read whole."""
+    processes = settings.processes or cpu_count()
+    enough = Enough(sources, limit=None if rules.traffic else settings.limit)  # the mix draws from all rows
+    if grows:
+        enough.wanted[0] = None
     while True:
         chunks = list(scan(tasks, scanner, enough=enough, processes=processes))
-        if not any(chunk.summary["prompts"] for chunk in chunks):
+        if not any(chunk.summary["prompts"] for chunk in chunks) and not grows:
             raise nothing_left(sources, chunks)
         with closing(Selection(work / "selection", chunks, threads=processes)) as selection:
             selection.apply(rules.duplicates, sources)
             if len(chunks) < len(tasks) and enough.raised(selection.kept(len(sources))):
                 continue
-            report = selection.draw(rules.traffic, sample) if rules.traffic else None
-            if limit is not None:
-                selection.limit(limit)
-            return write_prompts(work / "made", sources, chunks, selection), report
+            yield chunks, selection
+            return
+
+
+def _grown(growing: GrowingSource, sources: list[Source], select: Callable[..., Any]) -> tuple[Source, int]:
+    """Let the growing source, which is the first, add rows until enough are kept; return it and that number."""
+    others = 0
+    if len(sources) > 1:
+        with select(sources, first=1) as (chunks, selection):
+            if not (others := sum(selection.kept(len(sources)))):
+                raise nothing_left(sources[1:], chunks)
+    wanted = growing.wanted(others)
+    while True:
+        source = growing.source()
+        kept, refused = 0, Counter[str]()
+        if source.files:
+            with select([replace(source, limit=wanted), *sources[1:]]) as (chunks, selection):
+                kept, refused = selection.kept(len(sources))[0], selection.refused(0)
+                refused += sum((Counter(each.summary["rejected"]) for each in chunks if each.source == 0), Counter())
+        if kept >= wanted:
+            return source, wanted
+        growing.grow(kept, wanted, refused)
+
+
+def _write(
+    work: Path, sources: list[Source], select: Callable[..., Any], rules: Rules, settings: StageSettings
+) -> tuple[dict[str, Counts], dict | None]:
+    """Write the selected prompts to `work`/made; return their counts by source, and the report of the traffic mix."""
+    sample = rules.sample_cells(rules.traffic) if rules.traffic else Counter()
+    with select(sources) as (chunks, selection):
+        report = selection.draw(rules.traffic, sample) if rules.traffic else None
+        if settings.limit is not None:
+            selection.limit(settings.limit)
+        return write_prompts(work / "made", sources, chunks, selection), report
 
 
 def _publish(

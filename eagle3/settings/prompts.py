@@ -230,6 +230,32 @@ class PrivacySettings(TypedDict):
     allowed: NotRequired[AllowedSettings | None]
 
 
+# --- the target's own prompts ----------------------------------------------------------------------------------------
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise wrong("must be a text that is not empty")
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromTargetSettings(Settings):
+    """How the target writes prompts itself, and how many of them are kept."""
+
+    limit: Count | None
+    share: Annotated[float, Field(gt=0, lt=1)] | None
+    license: Text | None
+    temperature: Annotated[float, Field(gt=0, le=100)]
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    max_new_tokens: Annotated[int, Field(ge=1, le=2**24)]
+    system_prompts: list[Annotated[str, AfterValidator(_not_blank)]]
+    keep_system_prompts: bool
+    turns: Annotated[int, Field(ge=1, le=100)]
+    seed: Seed
+    least_kept: Annotated[float, Field(gt=0, le=1)]
+
+
 # --- all of it -------------------------------------------------------------------------------------------------------
 
 
@@ -274,8 +300,34 @@ class PromptSettings(StageSettings):
     duplicates: DuplicateSettings
     privacy: Part
     traffic: Annotated[TrafficSettings | None, BeforeValidator(_mix)]
+    from_target: FromTargetSettings | None
 
     def __post_init__(self) -> None:
+        if self.from_target:
+            self._require_number(self.from_target)
         size = self.traffic.size if self.traffic else None
         if size and self.limit is not None and self.limit < size:
             raise InputError(f"prompts.limit={self.limit} would cut the mix of prompts.traffic.size={size}; raise it")
+
+    def _require_number(self, own: FromTargetSettings) -> None:
+        """Raise InputError unless the settings say how many prompts the target writes."""
+        mixed = self.path is not None or self.sources is not None
+        if own.limit is not None and own.share is not None:
+            raise InputError(
+                f"prompts.from_target.limit={own.limit} and prompts.from_target.share={own.share:g} both say how many "
+                f"prompts the target writes; leave one out"
+            )
+        if mixed and own.limit is None and own.share is None:
+            raise InputError(
+                "prompts.from_target.share=null and prompts.from_target.limit=null: with prompts of your own, say how "
+                "many are by the target, e.g. prompts.from_target.share=0.5"
+            )
+        if own.share is not None and not mixed:
+            raise InputError(
+                f"prompts.from_target.share={own.share:g} is a share of all prompts, and there are no others; give "
+                f"prompts.path=FILE too, or prompts.limit=N instead"
+            )
+        if not mixed and own.limit is None and self.limit is None:
+            raise InputError(
+                "prompts.limit=null: the target can write prompts without end; set the number, e.g. prompts.limit=10000"
+            )

@@ -20,7 +20,7 @@ from eagle3.errors import InputError, first_line, require_packages
 from eagle3.settings.precomputing import RaySettings
 from eagle3.workers.driver import Driver
 from eagle3.workers.meter import Progress
-from eagle3.workers.task import Build, Keyed, WorkerId
+from eagle3.workers.task import Build, Keyed, Total, WorkerId
 from eagle3.workers.worker_thread import END_S, WAIT_S, Report, WorkerThread
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class OnRay:
         self.resources: dict[str, Any] = {"GPU": settings["gpus"], "CPU": settings["cpus"]}  # of each worker
 
     def __call__(
-        self, build: Build, items: Iterable[Keyed], progress: Progress, *, ahead: int, total: int | None = None
+        self, build: Build, items: Iterable[Keyed], progress: Progress, *, ahead: int, total: Total = None
     ) -> Iterator[list[Keyed]]:
         import ray
 

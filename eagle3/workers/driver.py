@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from eagle3.errors import InputError
 from eagle3.workers.meter import Progress
-from eagle3.workers.task import Keyed
+from eagle3.workers.task import Keyed, Total
 from eagle3.workers.worker_thread import Report
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Driver:
         progress: Progress,
         *,
         ahead: int,
-        total: int | None,
+        total: Total,
         restarts: int,
     ) -> None:
         """`restarts`: how often in a row a worker may be lost without a result; for the others see `Workers`."""
@@ -99,8 +99,9 @@ class Driver:
         engines would run half empty: many items at once cost them little more than one."""
         state, new = self.workers[worker], list[Keyed]()
         most = self.ahead if state.ready else 0
-        if self.left is not None:
-            most = min(most, max(state.ready, math.ceil(self.left / len(self.workers))))
+        left = self.left() if callable(self.left) else self.left
+        if left is not None:
+            most = min(most, max(state.ready, math.ceil(left / len(self.workers))))
         while len(state.items) < most and (item := self._next()) is not None:
             state.items[item[0]] = item[1]
             new.append(item)
@@ -120,7 +121,7 @@ class Driver:
             del state.items[key]
         if results:
             state.losses = 0
-            self.left = None if self.left is None else self.left - len(results)
+            self.left = self.left - len(results) if isinstance(self.left, int) else self.left
         state.shown += report.ended - len(results)
         self.progress.note = f"{sum(each.ready for each in self.workers.values())} of {len(self.workers)} workers"
         self.progress.add(ended=report.ended, tokens=report.tokens)

@@ -37,10 +37,16 @@ class Take(Protocol[Item]):
         none is there at the moment."""
 
 
-def take_from(items: Iterable[Item]) -> Take[Item]:
-    """Return a `Take` of items that never have to be waited for."""
-    iterator = iter(items)
-    return lambda count, *, wait=True: list(islice(iterator, count))
+def take_from(items: Iterable[Item], *, before: Iterable[Item] = ()) -> Take[Item]:
+    """Return a `Take` of items that never have to be waited for; those in `before` come first."""
+    iterator, first = iter(items), [*before]
+
+    def take(count: int, *, wait: bool = True) -> list[Item]:
+        taken = first[:count]
+        del first[:count]
+        return [*taken, *islice(iterator, count - len(taken))]
+
+    return take
 
 
 # The work of a stage, in one thread of a worker's process: takes all its items and yields one result for each, in any
@@ -50,12 +56,16 @@ Task = Callable[[Take[Keyed], Progress], Iterator[list[Keyed]]]
 # Makes the task in the worker's process, ready inside `with`: its servers run, its target is loaded. Can be pickled.
 Build = Callable[[WorkerId], AbstractContextManager[Task]]
 
+Total = int | Callable[[], int | None] | None  # the number of items, or a function of those without a result
+
 
 class Workers(Protocol):
     """Workers that process items at the same time."""
 
     def __call__(
-        self, build: Build, items: Iterable[Keyed], progress: Progress, *, ahead: int, total: int | None = None
+        self, build: Build, items: Iterable[Keyed], progress: Progress, *, ahead: int, total: Total = None
     ) -> Iterator[list[Keyed]]:
         """Yield one result for each item, in any order; items of a lost worker go to another. A worker holds at most
-        `ahead` items, and near the end of `total` only its share. Raises InputError if no worker can continue."""
+        `ahead` items, and near the end of `total` only its share. Raises InputError if no worker can continue.
+
+        `items` may end and have more later: they are asked again after each result, until there is nothing to do."""

@@ -26,6 +26,8 @@ def read_prompt(value: object, source: Source, *, keep_answers: bool) -> Prompt 
     columns = source.shape.read(value)
     id = _id(columns)
     try:
+        if source.written_by and value.get("refused"):
+            raise Refused(value["refused"])
         return _prompt(columns, id, source, keep_answers)
     except Refused as refused:
         return Refused(refused.reason, source.id_prefix + id if id else None)

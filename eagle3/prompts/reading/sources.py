@@ -34,6 +34,7 @@ class Source:
     limit: int | None  # prompts kept
     id_prefix: str
     shape: Layout
+    written_by: dict[str, Any] | None = None  # the target and how it was sampled, of prompts that it wrote itself
 
     def fingerprint(self) -> list[list[Any]]:
         """Return the state of all files: it changes if a file is added, removed, resized or rewritten."""
@@ -50,6 +51,7 @@ class Source:
             "fields": {kind: list(names) for kind, names in self.shape.fields.items()},
             "roles": dict(self.shape.roles),
             "keeps_tools": self.shape.keeps_tools,
+            **({"written_by": self.written_by} if self.written_by else {}),
         }
 
 

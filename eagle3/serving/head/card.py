@@ -32,12 +32,14 @@ SEVERAL = "other"
 
 @dataclass
 class TrainingData:
-    """The ledgers next to the feature stores: prompts by licence and by origin, and the text of the credits."""
+    """The ledgers next to the feature stores: prompts by licence and by origin, the text of the credits, and how the
+    target was sampled for prompts that it wrote itself, with their number."""
 
     prompts: int = 0
     licenses: Counter[str] = field(default_factory=Counter)
     origins: Counter[str] = field(default_factory=Counter)
     credits: list[str] = field(default_factory=list)
+    written: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
 
 
 def write_card(files: HeadFiles, settings: dict[str, Any], draft: Draft) -> None:
@@ -64,6 +66,9 @@ def training_data(stores: str | list[str]) -> TrainingData | None:
         for source in ledger["sources"].values():
             data.licenses.update(source["licenses"])
             data.origins.update(source["origins"])
+        for source in ledger["inputs"]["sources"]:
+            if how := source.get("written_by"):
+                data.written.append((ledger["sources"][source["name"]]["prompts"], how))
         if (prompts / "attribution.txt").is_file():
             data.credits.append((prompts / "attribution.txt").read_text().strip())
     return data
@@ -142,8 +147,19 @@ def about_data(data: TrainingData | None) -> str:
         )
     parts = [
         f"{data.prompts} prompts. {answers}",
+        *(in_words(prompts, how) for prompts, how in data.written),
         table(["licence", "prompts"], data.licenses.most_common()),
         table(["origin", "prompts"], data.origins.most_common()),
         *(f"```text\n{credit}\n```" for credit in data.credits),
     ]
     return "\n\n".join(parts)
+
+
+def in_words(prompts: int, how: dict[str, Any]) -> str:
+    """Say how the target wrote prompts, without their system prompts, which may be a team's own."""
+    steered = f", steered by {count} system prompts" if (count := len(how["system_prompts"])) else ""
+    return (
+        f"{prompts} of these prompts the target wrote itself: its chat template, up to where a user's text begins, was "
+        f"continued at temperature {how['temperature']:g} and top_p {how['top_p']:g} with seed {how['seed']}, up to "
+        f"{how['turns']} user turns each{steered}."
+    )

@@ -24,10 +24,15 @@ from eagle3.storage.records import write_sealed_json
 
 DRAFT = Draft(head="/disk/of/anna/heads/first", steps=5, topk=4, draft_tokens=16)
 SETTINGS = {"optim.lr": 0.003, "loss.decay": 0.8, "data.pack_tokens": 4096}
+WRITTEN = {"temperature": 0.9, "top_p": 1.0, "seed": 3, "turns": 2, "system_prompts": ["Our secret plan."]}
 LEDGER = {
     "sha256": "abc",
-    "prompts": 5,
-    "sources": {"ours": {"licenses": {"MIT": 3, "CC-BY-4.0": 2}, "origins": {"tickets|web": 5}}},
+    "prompts": 7,
+    "sources": {
+        "target": {"prompts": 2, "licenses": {"output of the target": 2}, "origins": {"target": 2}},
+        "ours": {"prompts": 5, "licenses": {"MIT": 3, "CC-BY-4.0": 2}, "origins": {"tickets|web": 5}},
+    },
+    "inputs": {"sources": [{"name": "target", "written_by": WRITTEN}, {"name": "ours"}]},
 }
 
 
@@ -114,6 +119,8 @@ def test_licences_origins_and_credits_come_from_the_ledger(answered: Path, files
     write_card(replace(files, record=replace(files.record, store=store)), SETTINGS, DRAFT)
     text = (files.path / "README.md").read_text()
     assert "| MIT | 3 |" in text and "| tickets\\|web | 5 |" in text and "credit to Ours Ltd" in text
+    assert "7 prompts." in text and "2 of these prompts the target wrote itself" in text and "temperature 0.9" in text
+    assert "steered by 1 system prompts" in text and "secret" not in text
     assert ModelCard(text).data.license == "other"
 
 

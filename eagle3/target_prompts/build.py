@@ -1,0 +1,192 @@
+"""The target as a source of prompts: samples in rounds, until enough of them pass what the prompts stage checks."""
+
+import logging
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from eagle3 import cli
+from eagle3.adapters.transformers import find_file
+from eagle3.answers.build import answer_task, chat_of, prompt_limit, prompts_ahead
+from eagle3.errors import InputError
+from eagle3.prompts.licenses.terms import SourceTerms, license_of, read_card
+from eagle3.prompts.reading.shapes import shape_of
+from eagle3.prompts.reading.sources import Source
+from eagle3.settings.precomputing import Sampling
+from eagle3.settings.prompts import FromTargetSettings
+from eagle3.target.files import TargetFiles
+from eagle3.target.identity import is_hub_id
+from eagle3.target.stored import StoredTarget
+from eagle3.target_prompts.store import Row, SampleStore
+from eagle3.target_prompts.user_turn import require_user_turns
+from eagle3.target_prompts.written import Sample, Writing
+from eagle3.workers.meter import Meter
+from eagle3.workers.task import Workers
+
+log = logging.getLogger(__name__)
+
+NAME = "target"  # of the source
+LICENSE = "output of the target"  # where its model card names none
+# Settings that do not change a sample, only how many there are and what is said of them.
+COUNTS = ("limit", "share", "license", "least_kept")
+FIRST_SHARE = 0.8  # of samples that become prompts, before any is known
+SPARE = 1.1
+LEAST_SAMPLES = 64  # of a round
+NAMED = 4  # reasons in an error
+
+
+def check_target_prompts(config: DictConfig, target: TargetFiles) -> None:
+    """Raise InputError if this target cannot write prompts with these settings; its weights are not loaded."""
+    if config.answers.name == "imported":
+        raise InputError(
+            "answers=imported keeps answers that prompts came with, and prompts=from_target brings none; leave one out"
+        )
+    own = cli.settings(FromTargetSettings, config.prompts.from_target)
+    _longest_before(target, own)
+    require_user_turns(chat_of(config, target), own.system_prompts)
+
+
+def _longest_before(target: TargetFiles, own: FromTargetSettings) -> int | None:
+    try:
+        return prompt_limit(target.text_config, own.max_new_tokens, None)
+    except InputError as error:
+        raise InputError(f"prompts.from_target.{str(error).removeprefix('sampling.')}") from None
+
+
+@dataclass
+class Gain:
+    """What a round gave."""
+
+    kept_before: int
+    samples: int
+
+
+class TargetPrompts:
+    """A `GrowingSource`; its files are in DIR/target_prompts."""
+
+    def __init__(self, config: DictConfig, target: StoredTarget, workers: Workers) -> None:
+        self.own = cli.settings(FromTargetSettings, config.prompts.from_target)
+        self.limit, self.workers, self.config = config.prompts.limit, workers, config
+        chat = chat_of(config, target)
+        self.name, self.license = target.path, self.own.license or license_of_target(target) or LICENSE
+        self.writing = Writing(
+            sampling=Sampling(
+                temperature=self.own.temperature, top_p=self.own.top_p, max_new_tokens=self.own.max_new_tokens
+            ),
+            system_prompts=tuple(self.own.system_prompts),
+            keep_system_prompts=self.own.keep_system_prompts,
+            turns=self.own.turns,
+            seed=self.own.seed,
+            longest_before=_longest_before(target, self.own),
+        )
+        settings = asdict(self.own)
+        self.sampled = {key: value for key, value in settings.items() if key not in COUNTS}
+        answers = asdict(cli.settings(Sampling, config.sampling)) if self.own.turns > 1 else None
+        made_with = {
+            "answers": config.answers.name, "chat": chat.settings, "prompts.from_target": self.sampled,
+            "sampling": answers,
+        }  # fmt: skip
+        identity = target.identity.with_template(chat.settings["template_hash"])
+        self.store = SampleStore(Path(config.out_dir), identity, made_with)
+        self.gain: Gain | None = None
+
+    def source(self) -> Source:
+        folder = str(self.store.folder.absolute())
+        # Whoever reads a release's credits does not know the folders of this machine.
+        credit = f"Written by {self.name if is_hub_id(self.name) else Path(self.name).name} itself."
+        terms = SourceTerms(
+            name=NAME, license=self.license, license_from="config" if self.own.license else "target", card_license=None,
+            known_as=(NAME,), attribution=credit, link=None, citation=None,
+        )  # fmt: skip
+        return Source(
+            key="prompts.from_target",
+            path=folder,
+            files=[str(file.absolute()) for file in self.store.files],
+            name=NAME,
+            terms=terms,
+            limit=None,
+            id_prefix=f"{NAME}/",
+            shape=shape_of(None, None),
+            written_by={"target": self.name, **self.sampled},
+        )
+
+    def wanted(self, others: int) -> int:
+        if self.own.share is None:
+            return min(filter(None, (self.own.limit, self.limit)))
+        by_share = round(others * self.own.share / (1 - self.own.share))
+        return max(1, by_share if self.limit is None else min(by_share, round(self.limit * self.own.share)))
+
+    def grow(self, kept: int, wanted: int, refused: Counter[str]) -> None:
+        if not self.store.is_unfinished:
+            self.store.begin(self._samples(kept, wanted, refused))
+        self.gain = Gain(kept, self.store.rounds[-1].samples)
+        self._sample()
+
+    def _samples(self, kept: int, wanted: int, refused: Counter[str]) -> int:
+        """Return the size of the next round. Raises InputError if the last one brought too little."""
+        if not self.store.samples:
+            return max(LEAST_SAMPLES, math.ceil(wanted / FIRST_SHARE))
+        share = kept / self.store.samples
+        if self.gain is not None:
+            share = (kept - self.gain.kept_before) / self.gain.samples
+            if share < self.own.least_kept:
+                raise self._out_of_reach(kept, wanted, share, refused)
+        samples = math.ceil((wanted - kept) / max(share, self.own.least_kept) * SPARE)
+        return max(LEAST_SAMPLES, min(samples, 4 * wanted))
+
+    def _out_of_reach(self, kept: int, wanted: int, share: float, refused: Counter[str]) -> InputError:
+        reasons = ", ".join(f"{reason}: {count:,}" for reason, count in refused.most_common(NAMED))
+        key = "prompts.limit" if self.own.limit is None and self.own.share is None else "prompts.from_target.limit"
+        fewer = f"ask for fewer ({key}={kept}), " if kept else ""
+        return InputError(
+            f"prompts=from_target: {wanted:,} prompts are out of reach: {kept:,} of {self.store.samples:,} samples are "
+            f"prompts ({reasons}), and of the last {self.gain.samples if self.gain else 0:,} only {share:.1%} are new "
+            f"(prompts.from_target.least_kept={self.own.least_kept:g}); {fewer}raise prompts.from_target.temperature, "
+            f"give several system_prompts there, or loosen the filter that drops most; the samples are kept"
+        )
+
+    def _sample(self) -> None:
+        """Make the samples of the last round that are missing."""
+        numbers, failed, done = self.store.missing(), list[Row](), 0
+        items = ((number, Sample(number, self.writing)) for number in numbers)
+        with Meter(len(numbers), desc="user turns", unit="sample", of="tokens") as progress:
+            for finished in self.workers(
+                answer_task(self.config), items, progress, ahead=prompts_ahead(self.config), total=len(numbers)
+            ):
+                rows = [self._row(number, result) for number, result in finished]
+                self.store.append(row for row in rows if not row["failed"])
+                failed += [row for row in rows if row["failed"]]
+                done += len(rows)
+                if len(failed) > max(LEAST_SAMPLES, done / 2):
+                    raise _no_answers(failed, done)
+        if len(failed) > done / 2:
+            raise _no_answers(failed, done)
+        self.store.append(failed)
+        rows = self.store.finish()
+        reasons = Counter(row["refused"] for row in rows if row["refused"])
+        log.info("user turns: round %d, %d samples, left out: %s", len(self.store.rounds), len(rows), dict(reasons))
+        if ended := Counter(row["ended"] for row in rows if row["ended"]):
+            log.info("user turns: conversations that end before prompts.from_target.turns: %s", dict(ended))
+
+    def _row(self, number: Any, result: dict[str, Any]) -> Row:
+        origin = {"source": NAME, "written_by": self.name, "seed": self.own.seed}
+        return {"id": f"{number:07d}", "number": number, **origin, **result}
+
+
+def _no_answers(failed: list[Row], done: int) -> InputError:
+    reason, count = Counter(row["failed"] for row in failed).most_common(1)[0]
+    return InputError(
+        f"prompts=from_target: {len(failed)} of {done} samples were not answered ({count} times: {reason}); the server "
+        f"must take prompts as token ids and return token ids (SGLang, or vLLM with answers=openai); what was sampled "
+        f"is kept"
+    )
+
+
+def license_of_target(target: TargetFiles) -> str | None:
+    """Return the licence in the target's model card."""
+    card = find_file(target.path, "README.md", target.revision)
+    return license_of(read_card(str(Path(card).parent))[0]) if card else None

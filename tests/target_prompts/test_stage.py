@@ -1,0 +1,348 @@
+"""precompute.py prompts=from_target with the bundled target: rounds, resume, mixing, servers, and what is refused."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from protocol_server import ProtocolServer
+from scripts import call_script
+from serving_fixtures import serving
+from stores import ASSETS
+
+import eagle3.answers.huggingface
+from eagle3.answers.generate import generate
+from eagle3.storage.files import read_jsonl, write_jsonl
+from eagle3.storage.records import read_sealed_json
+from eagle3.target.model import Target
+from eagle3.target_prompts import build
+
+TINY = ASSETS / "tiny"
+WRITE = (
+    "prompts=from_target", f"target.path={TINY}", "target.device=cpu", "target.check_health=false",
+    "prompts.processes=1", "prompts/privacy=off", "prompts.from_target.max_new_tokens=32", "sampling.max_new_tokens=8",
+    "sampling.temperature=0",
+)  # fmt: skip
+HERE = ("answers=huggingface", "answers.window=32")
+Run = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "LEAST_SAMPLES", 8)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def command(*overrides: str, name: str = "out", stages: str = "[prompts]") -> Path:
+        out_dir = tmp_path / name
+        answers = () if any(each.startswith("answers=") for each in overrides) else HERE
+        call_script(
+            "precompute", *WRITE, *answers, f"out_dir={out_dir}", f"stages={stages}", *overrides, output_dir=tmp_path
+        )
+        return out_dir
+
+    return command
+
+
+@pytest.fixture
+def fails(run: Run, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def command(*overrides: str, **settings: Any) -> str:
+        with pytest.raises(SystemExit) as ended:
+            run(*overrides, **settings)
+        assert ended.value.code == 1
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith("error: ")
+        return line
+
+    return command
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The seeds of all turns that the target has sampled in this process."""
+    seeds: list[int] = []
+
+    def noted(model: Any, prompts: Any, **settings: Any) -> Any:
+        seeds.extend(settings["seeds"])
+        return generate(model, prompts, **settings)
+
+    monkeypatch.setattr(eagle3.answers.huggingface, "generate", noted)
+    return seeds
+
+
+def samples_of(out_dir: Path) -> list[dict]:
+    return [row for path in sorted((out_dir / "target_prompts").glob("round-*.jsonl")) for row in read_jsonl(path)]
+
+
+def prompts_of(out_dir: Path) -> list[dict]:
+    return [*read_jsonl(out_dir / "prompts" / "prompts.jsonl")]
+
+
+def ledger_of(out_dir: Path) -> dict:
+    return read_sealed_json(out_dir / "prompts" / "ledger.json", made_by="")
+
+
+def files_of(out_dir: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (out_dir / "target_prompts").iterdir()}
+
+
+def test_a_target_alone_gives_as_many_prompts_as_are_asked_for_and_answers_them(run: Run, sampled: list[int]) -> None:
+    out_dir = run("prompts.limit=12", stages="[prompts,answers]")
+    prompts, rows = prompts_of(out_dir), [*read_jsonl(out_dir / "answers" / "answers.jsonl")]
+    assert len(prompts) == 12 and [row["prompt_id"] for row in rows] == [prompt["id"] for prompt in prompts]
+    assert {(prompt["source"], prompt["license"]) for prompt in prompts} == {("target", "output of the target")}
+    source = ledger_of(out_dir)["sources"]["target"]
+    samples = samples_of(out_dir)
+    assert [row["number"] for row in samples] == [*range(source["rows"])] and {
+        row["written_by"] for row in samples
+    } == {str(TINY)}
+    refused = Counter(row["refused"] for row in samples if row["refused"])
+    assert refused and refused.items() <= source["rejected"].items()  # each is counted by its reason
+    assert len(sampled) == len(set(sampled)) == len(samples) + 12
+    again = run("prompts.limit=12", stages="[prompts,answers]")
+    assert prompts_of(again) == prompts and len(sampled) == len(samples) + 12  # nothing is made twice
+
+
+def test_more_prompts_continue_the_samples_and_other_settings_are_refused(
+    run: Run, fails: Callable[..., str], sampled: list[int]
+) -> None:
+    few = prompts_of(run("prompts.limit=5"))
+    made = len(sampled)
+    more = prompts_of(run("prompts.limit=14"))
+    assert more[:5] == few and len(more) == 14
+    assert len(set(sampled)) == len(sampled) > made
+    assert prompts_of(run("prompts.limit=5")) == few
+    line = fails("prompts.limit=5", "prompts.from_target.temperature=0.9")
+    assert "prompts.from_target.temperature=1.0 then, 0.9 now" in line and "target_prompts" in line
+    assert prompts_of(run("prompts.limit=5", "prompts.from_target.seed=1", name="other")) != few
+
+
+def test_a_run_that_is_stopped_at_any_sample_resumes_with_each_sample_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch, sampled: list[int]
+) -> None:
+    settings = ("prompts.limit=12", "answers.window=3", "answers.batch_size=3")
+    expected = run(*settings, name="whole")
+    total = len(sampled)
+    noted = eagle3.answers.huggingface.generate
+
+    class Killed(BaseException):
+        pass
+
+    kills = 0
+    for after in range(4, total, 7):
+        left = [after]
+
+        def dies(model: Any, prompts: Any, left: list[int] = left, **options: Any) -> Any:
+            left[0] -= len(prompts)
+            if left[0] < 0:
+                raise Killed
+            return noted(model, prompts, **options)
+
+        monkeypatch.setattr(eagle3.answers.huggingface, "generate", dies)
+        try:
+            run(*settings, name="killed")
+            break
+        except Killed:
+            kills += 1
+            unfinished = expected.parent / "killed/target_prompts/unfinished.jsonl"
+            if unfinished.exists():  # a line that was cut short
+                unfinished.write_bytes(unfinished.read_bytes() + b'{"id": "00')
+    assert kills >= 2
+    monkeypatch.setattr(eagle3.answers.huggingface, "generate", noted)
+    resumed = run(*settings, name="killed")
+    assert files_of(resumed) == files_of(expected) and prompts_of(resumed) == prompts_of(expected)
+
+
+def own_prompts(folder: Path, count: int) -> Path:
+    lines = [*read_jsonl(ASSETS / "prompts" / "train.jsonl")][:count]
+    write_jsonl(folder / "own.jsonl", lines)
+    return folder / "own.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("settings", "by_target", "own"),
+    [
+        (["prompts.from_target.limit=4"], 4, 20),
+        (["prompts.from_target.limit=4", "prompts.limit=10"], 4, 6),
+        (["prompts.from_target.share=0.25", "prompts.limit=null"], 7, 20),
+        (["prompts.from_target.share=0.5", "prompts.limit=12"], 6, 6),
+    ],
+)
+def test_own_prompts_and_the_target_s_are_mixed_by_number_or_share(
+    run: Run, tmp_path: Path, settings: list[str], by_target: int, own: int
+) -> None:
+    path = own_prompts(tmp_path, 20)
+    out_dir = run(f"prompts.path={path}", "prompts.duplicates.near=false", *settings)
+    sources = Counter(prompt["source"] == "target" for prompt in prompts_of(out_dir))
+    assert sources == {True: by_target, False: own}
+    report = (out_dir / "prompts" / "report.md").read_text()
+    assert f"| target | {len(samples_of(out_dir))} | {by_target} |" in report and f"| own | 20 | {own} |" in report
+
+
+def test_own_prompts_of_which_none_passes_are_refused_before_the_target_writes_any(
+    fails: Callable[..., str], tmp_path: Path, sampled: list[int]
+) -> None:
+    write_jsonl(tmp_path / "own.jsonl", [{"prompt": "Who may use this?"}])
+    line = fails(f"prompts.path={tmp_path}/own.jsonl", "prompts.from_target.share=0.5")
+    assert "license missing: 1" in line and sampled == []
+
+
+def test_leaks_and_languages_are_counted_as_for_any_source(run: Run, tmp_path: Path) -> None:
+    samples = samples_of(run("prompts.limit=5", name="first"))
+    leaked = next(row["messages"][0]["content"] for row in samples if not row["refused"])
+    write_jsonl(tmp_path / "bench.jsonl", [{"prompt": f"{leaked} {leaked} {leaked}"}])
+    bench = f"prompts.decontamination.benchmarks=['{tmp_path}/bench.jsonl']"
+    out_dir = run("prompts.limit=5", bench, "prompts.decontamination.dropped_words=4", "prompts.language.allowed=[en]")
+    ledger = ledger_of(out_dir)
+    assert ledger["leaks"]["bench"]["dropped"] >= 1 and len(prompts_of(out_dir)) == 5
+    assert ledger["sources"]["target"]["rejected"]["leak: bench"] == ledger["leaks"]["bench"]["dropped"]
+
+
+def test_system_prompts_steer_in_turn_and_are_kept_only_where_asked(run: Run) -> None:
+    steering = "prompts.from_target.system_prompts=['Talk of SQL.','Talk of Rust.']"
+    plain = run("prompts.limit=6", steering)
+    kept = run("prompts.limit=6", steering, "prompts.from_target.keep_system_prompts=true", name="kept")
+    assert {message["role"] for prompt in prompts_of(plain) for message in prompt["messages"]} == {"user"}
+    for row in samples_of(kept):
+        assert row["messages"][0] == {"role": "system", "content": ("Talk of SQL.", "Talk of Rust.")[row["number"] % 2]}
+    users = [[each for each in row["messages"] if each["role"] == "user"] for row in samples_of(kept)]
+    assert users == [row["messages"] for row in samples_of(plain)]
+
+
+def test_conversations_of_several_turns_have_answers_between_their_user_turns(run: Run) -> None:
+    turns = ("prompts.from_target.turns=3", "prompts.from_target.max_new_tokens=64", "sampling.max_new_tokens=64")
+    out_dir = run("prompts.limit=6", *turns)
+    rows = [row for row in samples_of(out_dir) if not row["refused"]]
+    assert max(len(row["messages"]) for row in rows) > 2
+    for row in rows:
+        assert [each["role"] for each in row["messages"]] == (["user", "assistant"] * 3)[: len(row["messages"])]
+        assert row["ended"] or len(row["messages"]) == 5
+    users = {message["role"] for prompt in prompts_of(out_dir) for message in prompt["messages"]}
+    assert users == {"user"}  # the answers stage answers each turn again
+
+
+def test_a_number_that_duplicates_make_unreachable_ends_with_the_counts_and_what_to_change(
+    run: Run, fails: Callable[..., str], tmp_path: Path
+) -> None:
+    cold = ("prompts.from_target.temperature=0.01", "prompts.from_target.max_new_tokens=64")  # all alike
+    line = fails("prompts.limit=50", *cold)
+    assert "50 prompts are out of reach" in line and "exact duplicate: " in line
+    assert "prompts.from_target.temperature" in line and "prompts.from_target.least_kept=0.05" in line
+    assert not (tmp_path / "out/prompts/prompts.jsonl").exists()
+    [kept] = {int(word.partition("=")[2].rstrip("),")) for word in line.split() if word.startswith("(prompts.limit=")}
+    assert len(prompts_of(run(f"prompts.limit={kept}", *cold))) == kept  # as the message says, with no new sample
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["prompts.limit=null"], "prompts.limit=null: the target can write prompts without end"),
+        (["prompts.path=x.jsonl"], "prompts.from_target.share=null"),
+        (["prompts.from_target.share=0.5"], "prompts.from_target.share=0.5 is a share of all prompts"),
+        (["prompts.path=x.jsonl", "prompts.from_target.share=0.5", "prompts.from_target.limit=5"], "leave one out"),
+        (["prompts.from_target.temperature=0"], "prompts.from_target.temperature=0 must be above 0"),
+        (["prompts.from_target.system_prompts=['']"], "prompts.from_target.system_prompts[0]"),
+        (["prompts.from_target.max_new_tokens=3296"], "prompts.from_target.max_new_tokens=4096 leaves no room"),
+        (["answers=imported"], "answers=imported"),
+        (["prompts.sources=[{path: x.jsonl, name: target}]", "prompts.from_target.limit=5"], "x.jsonl does not exist"),
+    ],
+)
+def test_settings_without_sense_are_one_line_that_names_the_key(
+    fails: Callable[..., str], overrides: list[str], message: str
+) -> None:
+    assert message in fails(*overrides)
+
+
+@pytest.mark.parametrize("name", ["no template", "text ends the turn"])
+def test_a_target_that_cannot_write_prompts_is_refused_before_its_weights_are_read(
+    fails: Callable[..., str], without_weights: Path, name: str
+) -> None:
+    template = without_weights / "chat_template.jinja"
+    if name == "no template":
+        template.unlink()
+    else:
+        template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
+    line = fails(f"target.path={without_weights}")
+    assert "chat.template=FILE" in line and ("no user turn" in line) == (name != "no template")
+
+
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+
+def sampling_as(target: Target, numbers: Iterator[int]) -> Callable[..., dict[str, Any]]:
+    """What a server decodes: by the seed of the request as the target does here, or by one of its own."""
+
+    def decode(prompt_ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        [answer] = generate(
+            target.model, [prompt_ids], seeds=[sampling.get("sampling_seed") or next(numbers)],
+            temperature=sampling["temperature"], top_p=1.0, top_k=0, max_new_tokens=sampling["max_new_tokens"],
+            stop_ids={*sampling.get("stop_token_ids", []), *target.stop_ids}, pad_id=0,
+        )  # fmt: skip
+        return {"output_ids": answer.token_ids, "finish": answer.finish_reason, "spec": {}}
+
+    return decode
+
+
+@pytest.fixture
+def server(target: Target) -> ProtocolServer:
+    decode = sampling_as(target, iter(range(10**6)))
+    return ProtocolServer(decode, {"model_path": target.path}, tokenizer=target.tokenizer)
+
+
+def at(url: str, name: str = "sglang") -> tuple[str, ...]:
+    return f"answers={name}", f"answers.urls=['{url}']", "answers.in_flight=4"
+
+
+def test_a_server_of_sglang_writes_and_answers_what_the_target_does_here(run: Run, server: ProtocolServer) -> None:
+    here = run("prompts.limit=12", name="here", stages="[prompts,answers]")
+    with serving(server) as url:
+        there = run("prompts.limit=12", *at(url), stages="[prompts,answers]")
+    assert samples_of(there) == samples_of(here) and prompts_of(there) == prompts_of(here)
+    assert server.most_running <= 4
+
+
+def test_a_server_of_the_openai_protocol_writes_prompts_and_one_without_token_ids_is_refused(
+    run: Run, fails: Callable[..., str], server: ProtocolServer
+) -> None:
+    with serving(server) as url:
+        out_dir = run("prompts.limit=6", *at(url, "openai"))
+        assert len(prompts_of(out_dir)) == 6 and all(isinstance(body["prompt"], list) for body in server.received)
+        server.fault = lambda number: web.json_response({"choices": [{"text": "Why?", "finish_reason": "stop"}]})
+        line = fails("prompts.limit=6", *at(url, "openai"), name="text")
+        assert f"{url} returns text and no token ids" in line
+        refusal = {"error": {"message": "prompt must be a string"}}
+        server.fault = lambda number: web.json_response(refusal, status=400)
+        line = fails("prompts.limit=6", *at(url, "openai"), name="ids")
+        assert "must take prompts as token ids" in line and "prompt must be a string" in line
+
+
+def test_a_server_of_another_model_is_refused(fails: Callable[..., str], server: ProtocolServer) -> None:
+    server.arguments["model_path"] = "other/model"
+    with serving(server) as url:
+        assert f"{url} serves other/model" in fails("prompts.limit=6", *at(url))
+
+
+def test_servers_that_fail_now_and_then_lose_no_sample(run: Run, server: ProtocolServer) -> None:
+    server.fault = lambda number: web.Response(status=500) if number % 5 == 0 else None
+    with serving(server) as url:
+        out_dir = run("prompts.limit=8", *at(url), "answers.attempts=100", "answers.give_up_s=60")
+    numbers = [row["number"] for row in samples_of(out_dir)]
+    assert numbers == [*range(len(numbers))] and len(prompts_of(out_dir)) == 8
+
+
+def test_one_start_of_the_engine_is_enough_for_prompts_and_answers(
+    run: Run, server: ProtocolServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "FIRST_SHARE", 1.0)  # so that more rounds are needed
+    entered = list[str]()
+    enter = eagle3.answers.served.ServedAnswerer.__enter__
+    monkeypatch.setattr(
+        eagle3.answers.served.ServedAnswerer, "__enter__", lambda self: (entered.append("x"), enter(self))[1]
+    )
+    with serving(server) as url:
+        out_dir = run("prompts.limit=12", *at(url), stages="[prompts,answers]")
+    assert entered == ["x"] and len({*(out_dir / "target_prompts").glob("round-*")}) > 1
+    assert len([*read_jsonl(out_dir / "answers/answers.jsonl")]) == 12

@@ -1,0 +1,256 @@
+"""The place of a user's text in 14 families' templates and with tokenizers of each class, and texts that are none."""
+
+import pytest
+import transformers
+from stores import ASSETS
+
+from eagle3.answers.chat import Chat
+from eagle3.answers.huggingface import HuggingFaceAnswerer
+from eagle3.engine.endpoint import Answer
+from eagle3.errors import InputError
+from eagle3.settings.precomputing import Sampling
+from eagle3.target.model import load_target
+from eagle3.target_prompts.quality import CUT, LOOP, NOT_TEXT, ROLE_INSIDE, TINY, TOKEN_INSIDE, judged
+from eagle3.target_prompts.user_turn import NO_END, REWRITTEN, first_user_turn, require_user_turns, user_turn
+from eagle3.target_prompts.written import NO_ROOM, Sample, Writing
+from eagle3.workers.meter import ProgressBuffer
+from eagle3.workers.task import take_from
+from tests.answers.test_chat import SETTINGS, TEMPLATES, make_chat, make_tokenizer
+from tests.answers.tokenizer_kinds import KINDS, tokenizer_of
+from tests.target.test_capture import text_config
+from tests.target.test_model import OPTIONS
+
+SYSTEM = "You are a coding assistant for SQL."
+# Template → what ends a user's turn in it, where that is not what ends the target's.
+OTHER_ENDS = {"deepseekv3": "<｜Assistant｜>", "glm4moe": "<|assistant|>", "gptoss": "<|end|>"}  # noqa: RUF001
+QUESTIONS = [
+    "How do I join two tables?",
+    "1 + 1 = ?",
+    "(a) or (b), and why?",
+    "```sql\nSELECT 1\n```\nWhat is it?",
+    "为什么天空是蓝色的?",
+]
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+CONVERSATIONS = {
+    "no system prompt": [],
+    "system prompt": [{"role": "system", "content": SYSTEM}],
+    "second turn": [user("Two and two?"), {"role": "assistant", "content": "Four."}],
+}
+
+
+def ended(chat, turn, text):
+    """What a target would have written: the ids after the header, with the end of the turn."""
+    return Answer([*chat.tokenizer(text, add_special_tokens=False)["input_ids"], turn.end], "stop")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_family_s_user_turn_is_found_exactly(name):
+    chat = make_chat(name)
+    for before in CONVERSATIONS.values():
+        turn = user_turn(chat, before)
+        assert chat.decode([turn.end]) == OTHER_ENDS.get(name, TEMPLATES[name][2])
+        for question in QUESTIONS:
+            ids = chat.prompt_ids([*before, user(question)])
+            assert tuple(ids[: len(turn.header)]) == turn.header
+            # All that the template writes before the text is in the header: the rest begins with the text itself.
+            rest = chat.decode(ids[len(turn.header) :])
+            assert rest.startswith(question) and rest.removeprefix(question).startswith(chat.decode([turn.end]))
+            assert judged(chat, turn, before, ended(chat, turn, question)) == (question, None)
+    assert first_user_turn(chat, SYSTEM) == user_turn(chat, CONVERSATIONS["system prompt"])
+    assert SYSTEM in first_user_turn(chat, SYSTEM).before
+
+
+MISTRAL = "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"  # noqa: E501
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_space_before_the_text_is_left_to_the_target_where_it_is_part_of_its_first_token(kind, tmp_path):
+    (tmp_path / "mistral.jinja").write_text(MISTRAL)
+    tokenizer = tokenizer_of(kind, ["[INST]", "[/INST]"])
+    chat = Chat(tokenizer, stop_ids={2}, **{**SETTINGS, "template": str(tmp_path / "mistral.jinja")})
+    turn = first_user_turn(chat, None)
+    assert tokenizer.convert_ids_to_tokens(turn.header)[:2] == ["<s>", "[INST]"]
+    assert tokenizer.convert_ids_to_tokens(turn.end) == "[/INST]"
+    for question in ("Why is it so?", "Explain the second case."):
+        ids = chat.prompt_ids([user(question)])
+        written = ids[len(turn.header) : ids.index(turn.end) + 1]
+        assert judged(chat, turn, [], Answer(written, "stop")) == (question, None)
+
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\nTEXT<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for m in messages %}USER: {{ m.content }} {% endfor %}ASSISTANT:", NO_END),
+        (CHATML.replace("TEXT", "{{ m.content }}{{ m.content }}"), REWRITTEN),
+        (CHATML.replace("TEXT", "{{ m.content }} ({{ m.content | length }} characters)"), REWRITTEN),
+        (CHATML.replace("TEXT", "{{ m.content }}\nThink first."), NO_END),
+        (
+            "{{ raise_exception('no users') }}" + CHATML.replace("TEXT", "{{ m.content }}"),
+            "the chat template refuses: no users",
+        ),
+    ],
+)
+def test_a_template_without_a_place_for_a_user_s_text_is_refused_by_name(template, reason, tmp_path):
+    (tmp_path / "other.jinja").write_text(template)
+    chat = make_chat("qwen2_5", template=str(tmp_path / "other.jinja"))
+    with pytest.raises(InputError, match=rf"prompts=from_target: .*\({reason}.*chat\.template=FILE"):
+        require_user_turns(chat, [])
+
+
+def test_system_prompts_that_the_template_refuses_or_loses_are_refused_by_name(tmp_path):
+    for body in (
+        "{{ m.content if m.role != 'system' }}",
+        "{{ raise_exception('no system') if m.role == 'system' }}{{ m.content }}",
+    ):
+        (tmp_path / "other.jinja").write_text(CHATML.replace("TEXT", body))
+        chat = make_chat("qwen2_5", template=str(tmp_path / "other.jinja"))
+        require_user_turns(chat, [])
+        with pytest.raises(InputError, match=r"after a prompt of prompts\.from_target\.system_prompts"):
+            require_user_turns(chat, [SYSTEM])
+
+
+@pytest.mark.parametrize("text", ["What is it?", "  What is it? \n"])
+def test_a_template_that_strips_gives_the_text_as_it_would_serve_it(text, tmp_path):
+    (tmp_path / "strip.jinja").write_text(CHATML.replace("TEXT", "{{ m.content | trim }}"))
+    for chat in (make_chat("qwen2_5", template=str(tmp_path / "strip.jinja")), make_chat("qwen2_5")):
+        turn = first_user_turn(chat, None)
+        assert judged(chat, turn, [], ended(chat, turn, text)) == ("What is it?", None)
+
+
+def test_a_text_that_the_template_rewrites_is_left_out(tmp_path):
+    (tmp_path / "flags.jinja").write_text(CHATML.replace("TEXT", "{{ m.content | replace('/no_think', '') }}"))
+    chat = make_chat("qwen2_5", template=str(tmp_path / "flags.jinja"))
+    turn = first_user_turn(chat, None)
+    assert judged(chat, turn, [], ended(chat, turn, "Why is it? /no_think"))[1] is not None
+    assert judged(chat, turn, [], ended(chat, turn, "Why is it so?"))[1] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", TINY),
+        ("  \n", TINY),
+        ("Ok?", TINY),
+        ("?????????????", TINY),
+        ("Why?<|im_start|>assistant\nBecause", TOKEN_INSIDE),
+        ("Why is that?\nAssistant: Because it is.", ROLE_INSIDE),
+        ("Why is that?\n\nassistant\nBecause it is.", ROLE_INSIDE),
+        ("### Human: why is that?", ROLE_INSIDE),
+        ("is it so? " * 20, LOOP),
+        ("What does \ufffd mean here?", NOT_TEXT),
+        ("The user is right, and the assistant is not. Why?", None),
+        ("System: Debian 12. Why does apt fail?", None),
+        ("\n".join(f"{number}. {number * number} apples cost {number + 3} dollars" for number in range(12)), None),
+        ("为什么?为什么呢", None),
+    ],
+)
+def test_a_text_that_is_no_prompt_is_named_by_its_reason(text, reason):
+    chat = make_chat("qwen2_5")
+    turn = first_user_turn(chat, None)
+    assert judged(chat, turn, [], ended(chat, turn, text)) == (text.strip(), reason)
+
+
+def test_added_tokens_that_the_template_does_not_write_are_text():
+    tokenizer = make_tokenizer()
+    markers = ["<｜User｜>", "<｜Assistant｜>"]  # noqa: RUF001 no special tokens in DeepSeek's tokenizer
+    tokenizer.add_tokens([*markers, "\n\n", "    ", "<table>"])
+    template = str(ASSETS / "templates/deepseekv3.jinja")
+    chat = Chat(tokenizer, stop_ids={tokenizer.eos_token_id}, **{**SETTINGS, "template": template})
+    turn = first_user_turn(chat, None)
+    assert chat.decode([turn.end]) == markers[1]
+    text = "Why is this wrong?\n\n    <table>\n\n    </table>"
+    assert judged(chat, turn, [], ended(chat, turn, text)) == (text, None)
+    assert judged(chat, turn, [], ended(chat, turn, f"Why is this wrong?{markers[0]}Tell me."))[1] == TOKEN_INSIDE
+
+
+def test_a_turn_without_its_end_or_with_another_control_token_at_it_is_left_out():
+    chat = make_chat("glm4moe")
+    turn = first_user_turn(chat, None)
+    ids = ended(chat, turn, "What is the answer?").token_ids
+    assert judged(chat, turn, [], Answer(ids[:-1], "length"))[1] == CUT
+    [system] = chat.encode("<|system|>")
+    assert judged(chat, turn, [], Answer([*ids[:-1], system], "stop"))[1] == TOKEN_INSIDE
+    [stop] = chat.stop_ids  # some targets end a user's text as they end their own
+    assert judged(chat, turn, [], Answer([*ids[:-1], stop], "stop"))[1] is None
+
+
+ARCHITECTURES = {
+    "llama3_1": "llama", "qwen2_5": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text", "phi3": "phi3",
+    "glm4moe": "glm4_moe", "gptoss": "gpt_oss", "deepseekv3": "deepseek_v3",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_targets_of_real_families_write_and_answer_in_turn(name, tmp_path):
+    config = text_config(ARCHITECTURES[name], 4)
+    config.vocab_size, config.max_position_embeddings = 4352, 512
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tokenizer = make_tokenizer(name)
+    tokenizer.chat_template = (ASSETS / f"templates/{name}.jinja").read_text()
+    tokenizer.save_pretrained(tmp_path)
+    target = load_target(path=str(tmp_path), **OPTIONS)
+    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **SETTINGS)
+    sampling = Sampling(temperature=1.0, max_new_tokens=4)
+    plan = {"sampling": sampling, "keep_system_prompts": False, "turns": 2, "seed": 0, "longest_before": None}
+    samples = [Sample(number, Writing(system_prompts=("", SYSTEM)[1:], **plan)) for number in range(3)]
+    answerer = HuggingFaceAnswerer(target=target, sampling=sampling, batch_size=8, batch_tokens=4096, window=8)
+    begun = [sample.begin(chat, max_prompt_tokens=None) for sample in samples]
+    expected = chat.prompt([{"role": "system", "content": SYSTEM}, user("XYZ")]).partition("XYZ")[0]
+    assert {chat.decode(each.prompt_ids) for each in begun} == {expected}
+    [finished] = answerer(take_from(begun), ProgressBuffer())
+    # Random weights never end a turn by themselves.
+    assert {each.result["refused"] for each in finished} <= {CUT, TOKEN_INSIDE, TINY, NOT_TEXT}
+    # With a text of ours in the place of theirs, the same target answers, and the next user's turn follows.
+    [written] = [samples[0].begin(chat, max_prompt_tokens=None)]
+    written.answer(ended(chat, first_user_turn(chat, SYSTEM), "How do I join two tables?"))
+    assert written.waiting and written.sampling is None
+    assert written.prompt_ids == chat.prompt_ids(
+        [{"role": "system", "content": SYSTEM}, user("How do I join two tables?")]
+    )
+    assert [*answerer(take_from([written]), ProgressBuffer())] == [[written]] and written.result["refused"] is None
+    assert written.result["messages"] == [user("How do I join two tables?")] and written.result["ended"]
+
+
+def test_a_conversation_of_several_turns_ends_before_a_turn_that_cannot_be_used():
+    chat = make_chat("qwen2_5")
+    plan = {"sampling": Sampling(temperature=1.0, max_new_tokens=64), "system_prompts": (SYSTEM,), "turns": 3}
+
+    def conversation(*, room=None, keep=False):
+        writing = Writing(keep_system_prompts=keep, seed=0, longest_before=room, **plan)
+        return Sample(0, writing).begin(chat, max_prompt_tokens=None)
+
+    def write(conversation, *texts):
+        for text in texts:
+            assert conversation.waiting
+            conversation.answer(Answer([*chat.encode(text), *chat.stop_ids], "stop"))
+
+    whole = conversation(keep=True)
+    seeds = [whole.seed]
+    for text in ("First question?", "An answer.", "Second question?", "Another.", "Third question?"):
+        write(whole, text)
+        seeds.append(whole.seed)
+    assert not whole.waiting and len(set(seeds)) == 6
+    assert [each["role"] for each in whole.result["messages"]] == ["system", *["user", "assistant"] * 2, "user"]
+    assert whole.result["ended"] is None and whole.result["refused"] is None
+    early = conversation()
+    write(early, "First question?", "An answer.", "Ok?")
+    assert not early.waiting and early.result["ended"] == TINY and early.result["refused"] is None
+    assert [each["content"] for each in early.result["messages"]] == ["First question?", "An answer."]
+    bad = conversation()
+    write(bad, "Ok?")
+    assert not bad.waiting and bad.result["refused"] == TINY and bad.result["ended"] is None
+    cut = conversation()
+    write(cut, "First question?")
+    cut.answer(Answer(chat.encode("An answer that"), "length"))
+    assert not cut.waiting and [each["role"] for each in cut.result["messages"]] == ["user"] and cut.result["ended"]
+    narrow = conversation(room=len(first_user_turn(chat, SYSTEM).header))
+    write(narrow, "First question?", "An answer.")
+    assert not narrow.waiting and narrow.result["ended"] == NO_ROOM
