@@ -99,34 +99,40 @@ def best() -> str:
         f"{seeds[f'{drafts}, greedy']['SpecForge, 10 epochs']['accept_length']:.2f}" for drafts in DRAFTS
     )
     theirs = f"{theirs}, SpecForge, the best of three learning rates; ten epochs, one seed: {longer}"
-    rows.append(["same data and head shape, `lm_head` trained, six epochs, mean of three seeds", ours, theirs])
+    rows.append(
+        ["same head shape, `lm_head` trained, six epochs, mean of three seeds, two on new answers", ours, theirs]
+    )
     theirs, ours = (
         next(iter(result(name)["heads"]["curves"].values()))[-1]
         for name in ("race_speculators.json", "race_speculators_fixed.json")
     )
     told = [
-        " / ".join(f"{bold}{point['accept_length'][f'all, {drafts}, greedy']:.2f}{bold}" for drafts in DRAFTS)
-        + f" in {point['seconds']:.0f} s of steps"
-        for point, bold in ((ours, "**"), (theirs, ""))
+        " / ".join(f"{point['accept_length'][f'all, {drafts}, greedy']:.2f}" for drafts in DRAFTS)
+        for point in (ours, theirs)
     ]
-    told[1] += ", speculators 0.9 at its default learning rate"
-    rows.append(["the same with a fixed `lm_head`, as by default, on answers generated again", *told])
+    told[1] += ", speculators 0.9 without its norms, at its default learning rate: within the error"
+    rows.append(["the same with a fixed `lm_head`, one seed", *told])
     greedy = result("several_answers.json")["prompts"]["heldout"]["greedy"]
     one, eight = (
-        " / ".join(f"{bold}{greedy[drafts][answers]['accept_length']:.2f}{bold}" for drafts in DRAFTS)
-        for answers, bold in (("one answer", ""), ("eight answers", "**"))
+        " / ".join(f"{greedy[drafts][answers]['accept_length']:.2f}" for drafts in DRAFTS)
+        for answers in ("one answer", "eight answers")
     )
     rows.append(["eight answers to each prompt, four times the training steps, one seed", eight, f"{one}, one answer"])
-    share = f"**{heads['share_of_specforge']['ours, recipe']:.2f} x** at most"
-    rows.append(["training time to SpecForge's accept length (chains of 7)", share, "SpecForge on the same H100"])
     bf16 = [[next(iter(row["over"][peer].values())) for row in raced(peer)] for peer in PEERS]
     told = " and ".join(f"**{min(ratios):.2f} to {max(ratios):.2f} x**" for ratios in bf16)
-    peers = f"{' and '.join(PEERS)} on the same H200, each with its own optimizer"
-    rows.append(["training speed, a head for 8 B", f"{told}, by document length", peers])
+    own = [row for row in raced("SpecForge") if "bf16" in row["costs"]]
+    default = [row["costs"]["bf16"]["tokens_per_s"] / fastest(row, "SpecForge")["tokens_per_s"] for row in own]
+    told += f", with the default recipe {min(default):.2f} to {max(default):.2f} x SpecForge"
+    peers = f"{' and '.join(PEERS)} on the same H200, with the peer's optimizer on both sides"
+    rows.append(["training speed at an 8 B's shape, random weights, by document length", told, peers])
     cells = served_cells("sglang_bench_smollm2_chain.json")
     for what, key in zip(("time per token", "throughput"), GAINS, strict=True):
-        gains = [cells["held_out", load]["speed_ups"]["head"][key]["value"] for load in (1, 16, 64)]
-        told = " / ".join(f"{gain:.2f} x" for gain in gains)
+        sets = [
+            [cells[name, load]["speed_ups"]["head"][key] for load in (1, 16, 64)] for name in ("held_out", "mt_bench")
+        ]
+        held_out = " / ".join(f"{gain['value']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}]" for gain in sets[0])
+        others = " / ".join(f"{gain['value']:.2f}" for gain in sets[1])
+        told = f"{held_out}; MT-bench {others}"
         rows.append([f"serving, speed-up in {what} at 1 / 16 / 64 requests", told, "the same server without a head"])
     head, plain = (
         f"{1000 * cells['held_out', 1]['sides'][side]['ttft']['median']:.0f} ms" for side in ("head", "plain")
@@ -136,9 +142,10 @@ def best() -> str:
     conversations, hours = whole["conversations"], whole["for_100000"]["gpu_hours"]
     disk = f"{whole['features_bytes'] / conversations * 1e5 / 1e12:.1f} TB"
     cost = f"**{hours:.2f} GPU-hours**, {disk} of disk"
-    extrapolated = f"one epoch; extrapolated from {conversations:,} on one H200"
-    extrapolated += f"; {whole['fp8']['for_100000']['gpu_hours']:.2f} with float8 in the server and the training"
-    rows.append(["100,000 conversations to a head, target of 8 B", cost, extrapolated])
+    epoch = 100_000 / conversations * (whole["steps"]["training"]["seconds"] - whole["starts"]["training"]) / 3600
+    cost = f"{cost}; with the recipe's four epochs {hours + 3 * epoch:.2f}"
+    extrapolated = f"extrapolated from {conversations:,} of 384 tokens, random weights, on one H200"
+    rows.append(["100,000 conversations to a head, target of 8 B, one epoch", cost, extrapolated])
     return markdown("what | result | compared with", rows)
 
 
@@ -239,6 +246,32 @@ def served_smollm2() -> str:
 
 
 GAINS = ("tpot", "throughput")
+
+
+def served_1_5b() -> str:
+    """What SGLang does with a head of Qwen2.5-Coder-1.5B-Instruct, at the target's own size."""
+    rows = []
+    for (prompts, requests), cell in served_cells("qwen25_coder_1_5b.json").items():
+        gains = [cell["speed_ups"]["head"][what] for what in GAINS]
+        told = [f"{gain['value']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}]" for gain in gains]
+        length = f"{cell['sides']['head']['accept_length']:.2f}"
+        rows.append([prompts, f"{requests}", times(cell, "tpot", ".2f"), *told, times(cell, "ttft", ".0f"), length])
+    return markdown("prompts | requests | ms a token | time | throughput | first token, ms | accept length", rows)
+
+
+def heads_1_5b() -> str:
+    """Heads of Qwen2.5-Coder-1.5B-Instruct, by their prompts, each on held-out prompts of its own kind."""
+    found, rows = result("qwen25_coder_1_5b.json"), []
+    for name, head in found["heads"].items():
+        last = head["validation_after_each_epoch"][-1]
+        lengths = " / ".join(f"{last[f'served_accept_length_{steps}']:.2f}" for steps in (3, 5, 7))
+        decoded = f"{head['export']['accept_length']:.2f} ± {head['export']['standard_error']:.2f}"
+        answers = [part for part in found["answers"] if name in (part, "both")]
+        prompts, tokens = (
+            sum(found["answers"][part][what] for part in answers) for what in ("prompts", "answer_tokens")
+        )
+        rows.append([name, thousands(prompts), f"{tokens / 1e6:.2f} M", lengths, decoded])
+    return markdown("prompts | number | answer tokens | validation, chains of 3 / 5 / 7 | decoded, chains of 3", rows)
 
 
 def with_interval(gain: dict[str, float]) -> str:
@@ -592,7 +625,8 @@ TABLES: dict[str, Callable[[], str]] = {
 } | {
     table.__name__: table
     for table in (
-        quickstart, best, public_target, data_curve, several_answers, served_smollm2, served_steps, epochs, heads,
+        quickstart, best, public_target, data_curve, several_answers, served_smollm2, served_1_5b, heads_1_5b, served_steps,
+        epochs, heads,
         recipe, recipe_seeds, fixed_lm_head, attention, local_read, parity, tuned, loads, served_ways, long_answers,
         bounds, long_windows, long_texts, lm_head_decoded,
     )

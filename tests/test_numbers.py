@@ -129,6 +129,7 @@ def configs() -> list[Any]:
             compose("train", ["loss=cross_entropy_tv"]),
             compose("precompute", overrides=[*privacy, "answers=huggingface", "features=huggingface"]),
             compose("precompute", overrides=["answers=sglang", "features=sglang", "workers=ray"]),
+            compose("precompute", overrides=["prompts=from_target"]),
             *(compose("serve", [f"action={name}"]) for name in ACTIONS),
             *(compose("train", [f"logger={tracker}"]) for tracker in ("wandb", "tensorboard")),
         ]
