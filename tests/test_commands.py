@@ -103,11 +103,11 @@ def precompute_needs(config: DictConfig) -> None:
     if {"answers", "features", "estimate"} & set(stages):
         require(config, "target.path")
     if "prompts" in stages:
-        require(config, "prompts.path", "prompts.sources")
         prompts = config.prompts
+        require(config, *(["target.path"] if prompts.from_target else ["prompts.path", "prompts.sources"]))
         build_privacy(prompts.privacy.policy, prompts.privacy.get("model") is not None)
         licenses = LicenseRules(cli.settings(LicenseSettings, prompts.licenses))
-        for license in [prompts.license] if prompts.path else [source.license for source in prompts.sources]:
+        for license in [prompts.license] if prompts.path else [source.license for source in prompts.sources or ()]:
             if refusal := licenses.license_refusal(license):
                 raise InputError(f"prompts.license={license} of the user's own rows: {refusal}")
 
