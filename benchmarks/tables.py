@@ -626,8 +626,8 @@ TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
         quickstart, best, public_target, data_curve, several_answers, served_smollm2, served_1_5b, heads_1_5b,
-        served_steps, epochs, heads, recipe, recipe_seeds, fixed_lm_head, attention, local_read, parity, tuned, loads, served_ways, long_answers,
-        bounds, long_windows, long_texts, lm_head_decoded,
+        served_steps, epochs, heads, recipe, recipe_seeds, fixed_lm_head, attention, local_read, parity, tuned, loads,
+        served_ways, long_answers, bounds, long_windows, long_texts, lm_head_decoded,
     )
 } | {
     **{f"race_{peer.lower()}": partial(race, peer) for peer in PEERS},
