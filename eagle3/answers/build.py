@@ -55,6 +55,7 @@ def answer(config: DictConfig, target: StoredTarget, workers: Workers) -> Answer
         workers=workers,
         build=answer_task(config),
         ahead=prompts_ahead(config),
+        max_prompt_tokens=sampling.max_prompt_tokens,
         out_dir=out_dir,
     )
 
@@ -113,14 +114,17 @@ def answer_prompts(
     workers: Workers,
     build: Build,
     ahead: int,
+    max_prompt_tokens: int | None,
     out_dir: str | Path,
 ) -> AnswerCounts:
     """Answer the prompts in `out_dir`/prompts that have no answer yet, by tasks of answerer.Answering."""
-    store = _open_store(target, made_with, out_dir)
+    assert made_with.sampling is not None
+    limit = prompt_limit(target.text_config, made_with.sampling["max_new_tokens"], max_prompt_tokens)
+    store = _open_store(target, made_with, out_dir, limit)
     if not store.pending:
         return store.close()
     items = ((prompt["id"], prompt) for prompt in store.pending_prompts())
-    with Meter(store.pending, desc="answers", unit="prompt", of="answer tokens") as progress:
+    with store.telling_kept(), Meter(store.pending, desc="answers", unit="prompt", of="answer tokens") as progress:
         for finished in workers(build, items, progress, ahead=ahead, total=store.pending):
             store.append(answered for _, answered in finished)
     return store.close()
@@ -137,7 +141,7 @@ def import_answers(
     made_with = MadeWith(answers=answers.name, chat=chat.settings, sampling=None, seed=None, on_length=None)
     store = _open_store(target, made_with, out_dir)
     context = context_of(target.text_config)
-    with Meter(store.pending, desc="answers", unit="prompt", of="answer tokens") as progress:
+    with store.telling_kept(), Meter(store.pending, desc="answers", unit="prompt", of="answer tokens") as progress:
         take = take_from(store.pending_prompts())
         while prompts := take(WRITTEN_TOGETHER):
             rows = [
@@ -163,8 +167,13 @@ def prompt_limit(text_config: PreTrainedConfig, max_new_tokens: int, max_prompt_
     return room if max_prompt_tokens is None else min(room, max_prompt_tokens)
 
 
-def _open_store(target: Target | StoredTarget, made_with: MadeWith, out_dir: str | Path) -> AnswerStore:
-    store = AnswerStore(Path(out_dir), target.identity.with_template(made_with.chat["template_hash"]), made_with)
+def _open_store(
+    target: Target | StoredTarget, made_with: MadeWith, out_dir: str | Path, limit: int | None = None
+) -> AnswerStore:
+    identity = target.identity.with_template(made_with.chat["template_hash"])
+    store = AnswerStore(Path(out_dir), identity, made_with, prompt_limit=limit)
     if not store.pending:
         log.info("%s is up to date", store.answers)
+    elif store.kept:
+        log.info("%s: kept %d of %d prompts", store.folder, store.kept, store.prompt_count)
     return store

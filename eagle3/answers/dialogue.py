@@ -60,7 +60,7 @@ class Dialogue:
         """Add the answer of this turn; `prompt_ids` is then the next turn's, if there is one."""
         cut = answer.finish_reason == "length"
         if cut and self._on_length == "drop":
-            return self._stop(UNFINISHED, retry=False)
+            return self._stop(UNFINISHED)
         content = self._chat.answer_text(self.prompt_ids, answer.token_ids)
         self._messages.append({"role": "assistant", "content": content})
         self._add_turn(answer)
@@ -73,7 +73,7 @@ class Dialogue:
     def fail(self, reason: str) -> None:
         """Give up: nothing of this prompt is kept, and the next run tries it again."""
         self.rows = []
-        self._stop(reason)
+        self._stop(reason, retry=True)
 
     def _next_prompt(self, after: Sequence[int] = ()) -> None:
         roles = [message["role"] for message in self._coming]
@@ -95,7 +95,7 @@ class Dialogue:
             return self._stop(str(refusal))
         reason = too_long(self.prompt_ids, self._max_prompt_tokens)
         if reason:
-            self._stop(reason)
+            self._stop(reason, prompt_tokens=len(self.prompt_ids))
 
     def _add_turn(self, answer: Answer) -> None:
         if not self.rows or self.prompt_ids[: len(self.rows[-1].input_ids)] != self.rows[-1].input_ids:
@@ -104,7 +104,8 @@ class Dialogue:
             self.prompt_ids, answer.token_ids, answer.finish_reason, self.seed, self._messages
         )
 
-    def _stop(self, reason: str, *, retry: bool = True) -> None:
+    def _stop(self, reason: str, *, retry: bool = False, prompt_tokens: int | None = None) -> None:
         # Earlier turns that were answered are whole rows and stay; with them on disk the prompt counts as done.
-        self.errors.append(error_row(self.prompt, self.turn, reason, retry=retry or bool(self.rows)))
+        retry = retry or bool(self.rows)
+        self.errors.append(error_row(self.prompt, self.turn, reason, retry=retry, prompt_tokens=prompt_tokens))
         self.waiting = False

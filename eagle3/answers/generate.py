@@ -3,7 +3,7 @@
 Shapes: B rows of the batch, T tokens so far, V vocabulary.
 """
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
@@ -33,14 +33,16 @@ def generate(
     stop_ids: Set[int],
     pad_id: int,
     drawn: list[int] | None = None,
+    count_tokens: Callable[[int], object] = lambda tokens: None,
 ) -> list[Answer]:
     """Answer each prompt. An answer depends on its prompt and its seed, not on the rows that share the batch.
 
-    `drawn`: how many tokens at the end of each prompt were drawn with its seed before; it continues from there."""
+    `drawn`: how many tokens at the end of each prompt were drawn with its seed before; it continues from there.
+    `count_tokens` is called after each step, with the number of answers that it continued."""
     drawn = drawn or [0] * len(prompts)
     if len(prompts) > 1 and alone_because(model):
         options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_ids": stop_ids, "pad_id": pad_id}
-        options |= {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+        options |= {"temperature": temperature, "top_p": top_p, "top_k": top_k, "count_tokens": count_tokens}
         alone = zip(prompts, seeds, drawn, strict=True)
         return [generate(model, [prompt], seeds=[seed], drawn=[used], **options)[0] for prompt, seed, used in alone]
     tokens, mask = _left_pad(prompts, pad_id, model.device)
@@ -51,6 +53,7 @@ def generate(
     rows = torch.arange(len(prompts), device=model.device)  # the prompt that each row of the batch answers
     done = torch.zeros_like(rows, dtype=torch.bool)
     cache = preallocated_cache(model)
+    finished = 0  # rows
     for step in range(max_new_tokens):
         logits = next_logits(model, cache, last=1, input_ids=tokens, attention_mask=mask, position_ids=positions)
         chosen = choose_tokens(
@@ -58,14 +61,17 @@ def generate(
         )
         written[rows, step] = chosen
         done |= torch.isin(chosen, stops)
-        if done.all():
+        count_tokens(len(rows) - finished)
+        finished = int(done.sum())
+        if finished == len(rows):
             break
         positions = positions[:, -1:] + 1
         mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
-        if done.sum() >= DONE_SHARE * len(rows):
+        if finished >= DONE_SHARE * len(rows):
             kept = (~done).nonzero().squeeze(1)
             keep_rows(cache, kept)
             chosen, positions, mask, rows, done = chosen[kept], positions[kept], mask[kept], rows[kept], done[kept]
+            finished = 0
         tokens = chosen.unsqueeze(1)
     return [Answer(*cut(row, stop_ids, step + 1)) for row in written.tolist()]
 

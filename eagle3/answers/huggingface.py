@@ -32,19 +32,19 @@ class HuggingFaceAnswerer(Answerer):
 
     def __call__(self, take: Take[Conversation], progress: Progress) -> Iterator[list[Conversation]]:
         while window := take(self.window):
-            self._answer_window(window, progress)
-            yield window
+            yield from self._answer_window(window, progress)
 
-    def _answer_window(self, window: Sequence[Conversation], progress: Progress) -> None:
-        progress.add(ended=sum(not each.waiting for each in window))
+    def _answer_window(self, window: Sequence[Conversation], progress: Progress) -> Iterator[list[Conversation]]:
+        """Yield conversations batch by batch, as soon as they have ended."""
+        yield from _ended(window, progress)
         while waiting := [each for each in window if each.waiting]:
             alike: dict[Any, list[Conversation]] = {}
             for each in sorted(waiting, key=self._padded_length):
                 alike.setdefault(self._sampled(each), []).append(each)
             for group in alike.values():
                 for batch in batches_by_tokens(group, self._padded_length, **self.most):
-                    answer_tokens = self._answer_batch(batch)
-                    progress.add(ended=sum(not each.waiting for each in batch), tokens=answer_tokens)
+                    self._answer_batch(batch, progress)
+                    yield from _ended(batch, progress)
 
     def _padded_length(self, conversation: Conversation) -> int:
         sampling, _ = self._sampled(conversation)
@@ -54,8 +54,8 @@ class HuggingFaceAnswerer(Answerer):
         """Return how the next tokens are chosen, and what ends them."""
         return conversation.sampling or self.sampling, conversation.stop_ids or self.target.stop_ids
 
-    def _answer_batch(self, batch: list[Conversation]) -> int:
-        """Answer one turn of each and count the tokens. After a failure the prompts are answered one at a time."""
+    def _answer_batch(self, batch: list[Conversation], progress: Progress) -> None:
+        """Answer one turn of each. After a failure the prompts are answered one at a time."""
         sampling, stop_ids = self._sampled(batch[0])
         try:
             answers = generate(
@@ -64,6 +64,7 @@ class HuggingFaceAnswerer(Answerer):
                 seeds=[each.seed for each in batch],
                 stop_ids=stop_ids,
                 pad_id=self.target.tokenizer.pad_token_id or 0,
+                count_tokens=lambda tokens: progress.add(tokens=tokens),
                 **asdict(sampling),
             )
         except Exception as error:  # whatever it is, the other answers must not be lost
@@ -71,9 +72,16 @@ class HuggingFaceAnswerer(Answerer):
         else:
             for each, answer in zip(batch, answers, strict=True):
                 each.answer(answer)
-            return sum(len(answer.token_ids) for answer in answers)
+            return
         if len(batch) > 1:
             log.warning("a batch of %d failed (%s); one prompt at a time (see answers.batch_size)", len(batch), reason)
-            return sum(self._answer_batch([each]) for each in batch)
-        batch[0].fail(reason)
-        return 0
+            for each in batch:
+                self._answer_batch([each], progress)
+        else:
+            batch[0].fail(reason)
+
+
+def _ended(conversations: Sequence[Conversation], progress: Progress) -> Iterator[list[Conversation]]:
+    if ended := [each for each in conversations if not each.waiting]:
+        progress.add(ended=len(ended))
+        yield ended

@@ -45,13 +45,16 @@ class AnsweredRow(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerError(Record):
-    """A turn without an answer. `retry`: a later run tries the prompt again, unless rows of it are on disk."""
+    """A turn without an answer. `retry`: a later run tries the prompt again, unless rows of it are on disk.
+
+    `prompt_tokens`: of a prompt that was too long, which is tried again once sampling.max_prompt_tokens allows it."""
 
     prompt_id: str
     source: str
     turn: int
     reason: str
     retry: bool
+    prompt_tokens: int | None = None
 
 
 def new_row(prompt: dict[str, Any], turn: int) -> AnsweredRow:
@@ -60,8 +63,17 @@ def new_row(prompt: dict[str, Any], turn: int) -> AnsweredRow:
     )
 
 
-def error_row(prompt: dict[str, Any], turn: int, reason: str, *, retry: bool) -> AnswerError:
-    return AnswerError(prompt_id=prompt["id"], source=prompt["source"], turn=turn, reason=reason, retry=retry)
+def error_row(
+    prompt: dict[str, Any], turn: int, reason: str, *, retry: bool, prompt_tokens: int | None = None
+) -> AnswerError:
+    return AnswerError(
+        prompt_id=prompt["id"],
+        source=prompt["source"],
+        turn=turn,
+        reason=reason,
+        retry=retry,
+        prompt_tokens=prompt_tokens,
+    )
 
 
 def too_long(prompt_ids: list[int], limit: int | None) -> str | None:

@@ -4,13 +4,15 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from eagle3.answers.dialogue import UNFINISHED
 from eagle3.answers.rows import AnsweredRow, AnswerError
 from eagle3.errors import MAKE_PROMPTS, InputError
-from eagle3.settings.flat import flattened
+from eagle3.settings.flat import differences
 from eagle3.storage.files import append_lines, read_jsonl, sha256_file, write_whole
 from eagle3.storage.records import (
     AnyRecord,
@@ -52,6 +54,11 @@ class AnswerCounts(Record):
     finish_reasons: dict[str, int]
     errors: dict[str, int]
 
+    @property
+    def cut(self) -> int:
+        """Answers that did not end by themselves, also those that sampling.on_length dropped."""
+        return self.finish_reasons.get("length", 0) + self.errors.get(UNFINISHED, 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileSeal(Record):
@@ -70,6 +77,10 @@ class AnswersManifest(Record):
     complete: bool
     counts: AnswerCounts | None  # of a complete stage
     files: dict[str, FileSeal] | None  # of a complete stage, by name
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the answers, apart from the target: those that come later belong to the same folder."""
+        return {**asdict(self.made_with), "prompts_sha256": self.prompts_sha256}
 
 
 def read_answers(folder: Path) -> AnswersManifest:
@@ -128,8 +139,11 @@ def require_prompts_whole(prompts: Path, sha256: str) -> None:
 class AnswerStore:
     """The folder of the answers stage, opened to continue it."""
 
-    def __init__(self, out_dir: Path, target: TargetIdentity, made_with: MadeWith) -> None:
-        """Raises InputError if the folder has answers that were made with other settings."""
+    def __init__(
+        self, out_dir: Path, target: TargetIdentity, made_with: MadeWith, *, prompt_limit: int | None = None
+    ) -> None:
+        """`prompt_limit`: most tokens of a prompt. Raises InputError if the folder has answers that were made with
+        other settings."""
         self.prompts = out_dir / "prompts" / "prompts.jsonl"
         self.folder = out_dir / "answers"
         self.answers = self.folder / "answers.jsonl"
@@ -146,11 +160,11 @@ class AnswerStore:
             files=None,
         )
         require_prompts_whole(self.prompts, self.manifest.prompts_sha256)
-        self.described = (self.folder / "manifest.json").exists()
-        if self.described:
+        if (self.folder / "manifest.json").exists():
             before = read_answers(self.folder)
             self._require_same(before)
             require_whole(self.folder, before)
+            self.manifest = replace(self.manifest, target=before.target)  # also where its folder has moved
         elif self.answers.exists() and self.answers.stat().st_size:
             raise InputError(
                 f"{self.answers} has no manifest.json next to it, which says how these answers were made; bring it "
@@ -158,25 +172,45 @@ class AnswerStore:
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         self.done = _keep_whole_prompts(self.answers)
-        final = [error for error in self._read_errors() if error.prompt_id in self.done or not error.retry]
-        self.done |= {error.prompt_id for error in final}
-        self.pending = sum(1 for _ in self.pending_prompts())
-        if self.pending:
-            if self.described:
-                self._write_manifest()  # no longer complete
-            write_whole(self.errors, b"".join(sealed_line(asdict(error)) for error in final))
+        self.final = [
+            each for each in self._read_errors() if each.prompt_id in self.done or _is_final(each, prompt_limit)
+        ]
+        self.done |= {error.prompt_id for error in self.final}
+        self.begun = False
+        self.prompt_count = self.pending = 0
+        for prompt in read_jsonl(self.prompts):
+            self.prompt_count += 1
+            self.pending += prompt["id"] not in self.done
+        self.kept = self.prompt_count - self.pending  # prompts whose answers or refusals are on disk
 
     def pending_prompts(self) -> Iterator[dict[str, Any]]:
         return (prompt for prompt in read_jsonl(self.prompts) if prompt["id"] not in self.done)
 
     def append(self, finished: Iterable[Answered]) -> None:
         """Add the rows and errors of prompts; errors first: those that a kill leaves without rows are dropped."""
-        if not self.described:  # before the first answer: until then, other settings may be tried
-            self._write_manifest()
+        if not self.begun:
+            self._begin()
         finished = list(finished)
         self._append(self.errors, [error for _, errors in finished for error in errors])
         rows = [replace(row, last_of_prompt=row is rows[-1]) for rows, _ in finished for row in rows]
         self._append(self.answers, rows)
+        self.kept += sum(bool(rows) or not any(error.retry for error in errors) for rows, errors in finished)
+
+    def _begin(self) -> None:
+        """Say on disk that the stage is not complete. Until the first answer, other settings may be tried, and what
+        was complete stays so."""
+        self._write_manifest()
+        write_whole(self.errors, b"".join(sealed_line(asdict(error)) for error in self.final))
+        self.begun = True
+
+    @contextmanager
+    def telling_kept(self) -> Iterator[None]:
+        """Log how many prompts are done if the stage is stopped."""
+        try:
+            yield
+        except BaseException:
+            log.info("%s: kept %d of %d prompts", self.folder, self.kept, self.prompt_count)
+            raise
 
     def close(self) -> AnswerCounts:
         """Count what is on disk into the manifest."""
@@ -194,7 +228,6 @@ class AnswerStore:
         return counts
 
     def _write_manifest(self) -> None:
-        self.described = True
         write_whole(self.folder / "manifest.json", sealed_bytes(self.manifest))
 
     def _append(self, path: Path, rows: Sequence[AnsweredRow | AnswerError]) -> None:
@@ -213,18 +246,15 @@ class AnswerStore:
         require_same_target(
             before.target, self.manifest.target, expected_from=str(self.folder), actual_from="target.path"
         )
-        then, now = (
-            dict(flattened({**asdict(manifest.made_with), "prompts_sha256": manifest.prompts_sha256}))
-            for manifest in (before, self.manifest)
-        )
-        changes = [
-            f"{key}={then.get(key, 'unset')} then, {now.get(key, 'unset')} now"
-            for key in then | now
-            if then.get(key) != now.get(key)
-        ]
-        if changes:
+        if changes := differences(before.identity(), self.manifest.identity()):
             remedy = f"choose another out_dir, or delete {self.folder}"
-            raise InputError(f"{self.folder} was made with other settings ({', '.join(changes)}); {remedy}")
+            raise InputError(f"{self.folder} was made with other settings ({changes}); {remedy}")
+
+
+def _is_final(error: AnswerError, prompt_limit: int | None) -> bool:
+    """Tell whether a later run would be refused in the same way."""
+    fits_now = error.prompt_tokens is not None and (prompt_limit is None or error.prompt_tokens <= prompt_limit)
+    return not (error.retry or fits_now)
 
 
 def _keep_whole_prompts(path: Path) -> set[str]:

@@ -171,7 +171,12 @@ class AnswersStage(Stage):
 
         counts = answer(config, stored_target(**cli.plain(config.target)), engine)
         engine.close()
-        log.info("answers: %d rows, %d answer tokens", counts.rows, counts.answer_tokens)
+        imported = config.answers.name == "imported"
+        limit = "a length limit" if imported else f"sampling.max_new_tokens={config.sampling.max_new_tokens}"
+        log.info(
+            "answers: %d rows, %d answer tokens; %d answers cut at %s",
+            counts.rows, counts.answer_tokens, counts.cut, limit,
+        )  # fmt: skip
 
 
 class FeaturesStage(Stage):

@@ -109,12 +109,13 @@ def extract_features(
     """
     answers = finished_answers(target, out_dir)
     store = StoreWriter(storage, made_from(target, answers, settings))
+    read = partial(read_conversations, out_dir / "answers", max_length=settings.max_length, too_long=settings.too_long)
+    if store.indices:
+        store.require_same_answers(read(left_out=Counter()), answers=out_dir / "answers/answers.jsonl")
+        log.info("%s: kept %d samples in %d shards", storage.location, len(store.ids()), len(store.indices))
     weights_dtype = torch.bfloat16 if settings.dtype == "fp8" else STORED[settings.dtype]
     store.save_weights(target, dtype=weights_dtype)
     left_out: Counter[str] = Counter()
-    conversations = read_conversations(
-        out_dir / "answers", max_length=settings.max_length, too_long=settings.too_long, left_out=left_out
-    )
     sizer = SampleSizer(
         layers=len(settings.capture_layers),
         hidden_size=target.facts.hidden_size,
@@ -124,7 +125,7 @@ def extract_features(
     shard_bytes = shard_mb * 2**20
     assert answers.counts is not None  # it is complete
     with Meter(answers.counts.rows, desc="features", unit="sample", of="tokens") as progress:
-        rest = not_done(conversations, store.ids(), progress)
+        rest = not_done(read(left_out=left_out), store.ids(), progress)
         units = work_units(rest, taken=store.numbers(), made_from=store.hash, sizer=sizer, shard_bytes=shard_bytes)
         ahead = 2 + math.ceil(window_tokens / sizer.tokens_in(shard_bytes))
         for results in workers(build, store.at_least_one(units), progress, ahead=ahead):
@@ -141,16 +142,11 @@ def extract_features(
 
 
 def made_from(target: StoredTarget, answers: AnswersManifest, settings: FeatureSettings) -> MadeFrom:
-    assert answers.files is not None  # it is complete
     values = asdict(settings)
     markers = values.pop("reasoning")
     return MadeFrom(
         target=answers.target,
-        responses={
-            **asdict(answers.made_with),
-            "prompts_sha256": answers.prompts_sha256,
-            "responses_sha256": answers.files["answers.jsonl"].sha256,
-        },
+        responses=answers.identity(),
         reasoning_ids=None if markers is None else [ids_in_text(target.tokenizer, each) for each in markers],
         **values,
     )

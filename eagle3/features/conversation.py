@@ -5,7 +5,9 @@ Units depend only on the answers and on the shards that exist already, so any nu
 Shapes: T tokens of a conversation.
 """
 
+import hashlib
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -31,6 +33,14 @@ class Conversation:
     turns: Int[Tensor, " T"]
     source: str = ""
     whole: bool = True
+
+    @property
+    def sha256(self) -> str:
+        """The hash of what a sample takes from its answer, by which a store notices that the answer is another now."""
+        digest = hashlib.sha256(json.dumps([self.id, self.source, self.whole]).encode())
+        for each in (self.input_ids, self.turns):
+            digest.update(each.int().numpy().tobytes())
+        return digest.hexdigest()
 
 
 def read_conversations(

@@ -17,7 +17,8 @@ from eagle3.errors import InputError
 from eagle3.storage.records import Record, parse_record, record_bytes
 from eagle3.storage.safetensors_header import header_bytes, read_tensors
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
+OLDER_VERSIONS = (7,)  # a store of these is read, not continued
 
 # Widest first, so that each begins at a multiple of its width. Of safetensors' names for types, NumPy's.
 COLUMNS = {
@@ -33,11 +34,15 @@ COLUMNS = {
     "token": "I32",  # C
     "source": "I32",  # which of the sources
     "sha256": "U8",  # N x 32, of the sample's bytes
+    "answer_sha256": "U8",  # N x 32, of the answer that the sample was made of (conversation.py)
     "whole": "U8",  # 1: no answer was cut at a limit
     "ids": "U8",  # UTF-8, end to end
     "sources": "U8",  # the same, in alphabetical order
 }
 NUMPY = {"I64": "<i8", "F64": "<f8", "I32": "<i4", "U8": "u1"}
+DIGESTS = ("sha256", "answer_sha256")
+SINCE_8 = ("answer_sha256",)
+NO_ANSWER = 64 * "0"  # in place of a sha256, of samples that were made of no row of answers.jsonl
 NUMBERS = ("offset", "size", "split", "tokens", "answer_tokens", "anchors")  # columns that an entry has as they are
 
 
@@ -55,6 +60,7 @@ class SampleEntry:
     sha256: str
     source: str = ""
     whole: bool = True
+    answer_sha256: str = NO_ANSWER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +68,7 @@ class ShardFacts(Record):
     """One shard. `made_from` is the hash of the store's MadeFrom: a shard made otherwise belongs to another store."""
 
     FORMAT_VERSION: ClassVar[int] = FORMAT_VERSION
+    OLDER_VERSIONS: ClassVar[tuple[int, ...]] = OLDER_VERSIONS
 
     format_version: int
     shard: str
@@ -112,7 +119,9 @@ def index_of(facts: ShardFacts, entries: Sequence[SampleEntry], answer_counts: M
     numbers = {source: number for number, source in enumerate(sources)}
     values["source"] = [numbers[entry.source] for entry in entries]
     values["sources"], values["source_end"] = _end_to_end(sources)
-    values["sha256"] = np.frombuffer(b"".join(bytes.fromhex(entry.sha256) for entry in entries), "u1").reshape(-1, 32)
+    for name in DIGESTS:
+        digests = (bytes.fromhex(getattr(entry, name)) for entry in entries)
+        values[name] = np.frombuffer(b"".join(digests), "u1").reshape(-1, 32)
     values["token"], values["times"] = sorted(answer_counts), [answer_counts[token] for token in sorted(answer_counts)]
     return ShardIndex(facts, {name: np.asarray(values[name], NUMPY[kind]) for name, kind in COLUMNS.items()})
 
@@ -130,7 +139,7 @@ def _texts(column: np.ndarray, ends: np.ndarray) -> list[str]:
 
 def index_bytes(index: ShardIndex) -> bytes:
     """Return the index as a file; the same index gives the same bytes."""
-    columns = [index.columns[name].tobytes() for name in COLUMNS]
+    columns = [column.tobytes() for column in index.columns.values()]
     facts = record_bytes(index.facts)
     digest = hashlib.sha256(b"".join([facts, *columns])).hexdigest()
     return b"".join([_header(facts, digest, index.columns), *columns])
@@ -142,11 +151,15 @@ def parse_index(content: memoryview, *, source: str, remedy: str, check_seal: bo
     try:
         metadata, tensors = read_tensors(content)
         facts, seal = metadata["shard"].encode(), metadata["sha256"]
-        columns = {name: np.frombuffer(tensors[name].content, NUMPY[kind]) for name, kind in COLUMNS.items()}
-        columns["sha256"] = columns["sha256"].reshape(-1, 32)
     except Exception:  # whatever damaged bytes can make of a header
         raise damaged from None
     parsed = parse_record(facts, ShardFacts, source=source, remedy=remedy)
+    names = [name for name in COLUMNS if name not in SINCE_8 or parsed.format_version == FORMAT_VERSION]
+    try:
+        columns = {name: np.frombuffer(tensors[name].content, NUMPY[COLUMNS[name]]) for name in names}
+        columns |= {name: columns[name].reshape(-1, 32) for name in DIGESTS if name in columns}
+    except (KeyError, ValueError):
+        raise damaged from None
     header = _header(facts, seal, columns)  # then there is no other name, type, shape or place in it
     if header != content[: len(header)]:
         raise damaged
@@ -156,5 +169,5 @@ def parse_index(content: memoryview, *, source: str, remedy: str, check_seal: bo
 
 
 def _header(facts: bytes, digest: str, columns: Mapping[str, np.ndarray]) -> bytes:
-    tensors = {name: (kind, columns[name].shape) for name, kind in COLUMNS.items()}
+    tensors = {name: (COLUMNS[name], column.shape) for name, column in columns.items()}
     return header_bytes(tensors, {"shard": facts.decode(), "sha256": digest})

@@ -3,13 +3,14 @@
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from eagle3.errors import InputError
-from eagle3.features.index import FORMAT_VERSION, ShardIndex, index_bytes, parse_index
+from eagle3.features.index import FORMAT_VERSION, OLDER_VERSIONS, ShardIndex, index_bytes, parse_index
+from eagle3.settings.flat import differences
 from eagle3.storage.files import WHATEVER
 from eagle3.storage.folder import Readable, Storage, write_file
 from eagle3.storage.prefault import sha256_of
@@ -23,9 +24,10 @@ MAKE_FEATURES = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[fe
 
 @dataclass(frozen=True, kw_only=True)
 class MadeFrom(Record):
-    """Everything that decides what a store holds.
+    """The identity of a store: everything that decides its samples, apart from which prompts have an answer so far.
 
-    responses: the settings that made the answers, by the name that they have in every store so far.
+    responses: the settings that made the answers and the hash of their prompts, by the name that they have in every
+    store so far.
     """
 
     target: TargetIdentity
@@ -41,9 +43,11 @@ class MadeFrom(Record):
 
     def differences(self, other: "MadeFrom") -> str:
         """Return the settings that differ: this one's as then, the other's as now."""
-        pairs = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
-        pairs["answers"] = pairs.pop("responses")
-        return ", ".join(f"{name}={then} then, {now} now" for name, (then, now) in pairs.items() if then != now)
+        return differences(self._by_key(), other._by_key())
+
+    def _by_key(self) -> dict[str, Any]:
+        values = asdict(self)
+        return {**values.pop("responses"), **values}
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Manifest(Record):
     """A finished store; its presence says that the store is complete."""
 
     FORMAT_VERSION: ClassVar[int] = FORMAT_VERSION
+    OLDER_VERSIONS: ClassVar[tuple[int, ...]] = OLDER_VERSIONS
 
     format_version: int
     made_from: MadeFrom

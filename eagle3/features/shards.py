@@ -15,7 +15,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from eagle3.errors import InputError
-from eagle3.features.index import FORMAT_VERSION, SampleEntry, ShardFacts, index_bytes, index_name, index_of
+from eagle3.features.index import (
+    FORMAT_VERSION,
+    NO_ANSWER,
+    SampleEntry,
+    ShardFacts,
+    index_bytes,
+    index_name,
+    index_of,
+)
 from eagle3.features.manifest import MAKE_FEATURES, MadeFrom, ShardEntry
 from eagle3.features.sample import Sample, from_bytes, to_buffers
 from eagle3.features.split import split_fraction
@@ -70,8 +78,11 @@ class ShardWriter:
         self.pending.write(data)
         self.written += len(data)
 
-    def add(self, sample: "Sample | Encoded", *, source: str = "", whole: bool = True) -> None:
-        """Add a sample of a prompt from `source`; `whole`: none of its answers was cut."""
+    def add(
+        self, sample: "Sample | Encoded", *, source: str = "", whole: bool = True, answer_sha256: str = NO_ANSWER
+    ) -> None:
+        """Add a sample of a prompt from `source`; `whole`: none of its answers was cut; `answer_sha256`: of the
+        Conversation that it was made of."""
         encoded = sample if isinstance(sample, Encoded) else encode(sample)
         sample = encoded.sample
         member = tarfile.TarInfo(f"{self.number:06d}-{len(self.entries):06d}.safetensors")
@@ -96,6 +107,7 @@ class ShardWriter:
                 sha256=encoded.sha256,
                 source=source,
                 whole=whole,
+                answer_sha256=answer_sha256,
             )
         )
         self.answer_counts.update(answers)

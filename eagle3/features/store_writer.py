@@ -1,15 +1,17 @@
 """Builds a feature store incrementally; resumes from finished shards."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from eagle3.errors import InputError
-from eagle3.features.conversation import WorkUnit
-from eagle3.features.index import ShardIndex, parse_index
+from eagle3.features.conversation import Conversation, WorkUnit
+from eagle3.features.index import FORMAT_VERSION, ShardIndex, index_name, parse_index
 from eagle3.features.manifest import (
+    MAKE_FEATURES,
     MANIFEST,
     TARGET_WEIGHTS,
     MadeFrom,
@@ -28,6 +30,8 @@ from eagle3.target.stored import StoredTarget
 
 log = logging.getLogger(__name__)
 
+NAMED = 3  # shards in a message
+
 
 class StoreWriter:
     """The driver's view of a store: workers write its shards."""
@@ -43,6 +47,30 @@ class StoreWriter:
 
     def ids(self) -> set[str]:
         return {sample_id for index in self.indices for sample_id in index.ids()}
+
+    def require_same_answers(self, conversations: Iterable[Conversation], *, answers: Path) -> None:
+        """Raise InputError unless the finished shards were made of these conversations, read from `answers`."""
+        unseen = {
+            sample_id: bytes(digest)
+            for index in self.indices
+            for sample_id, digest in zip(index.ids(), index.columns["answer_sha256"], strict=True)
+        }
+        others = []
+        for conversation in conversations:
+            made_of = unseen.pop(conversation.id, None)
+            if made_of is not None and made_of.hex() != conversation.sha256:
+                others.append(conversation.id)
+        others += unseen  # no longer in the file
+        if not others:
+            return
+        shards = [index.facts.shard for index in self.indices if not set(index.ids()).isdisjoint(others)]
+        more = f" and {len(shards) - NAMED} more" if shards[NAMED:] else ""
+        raise InputError(
+            f"{self.storage.location}: {len(others)} of {len(self.ids())} samples were made of other answers than "
+            f"{answers} has now, e.g. {others[0]}; bring those answers back, or delete "
+            f"{', '.join(shards[:NAMED])}{more}, each with its .index (e.g. {index_name(shards[0])}), and run: "
+            f"{MAKE_FEATURES}"
+        )
 
     def numbers(self) -> set[int]:
         """Return the numbers of shards that are taken, if only by an index whose tar is gone."""
@@ -98,6 +126,12 @@ class StoreWriter:
         require_different_ids(self.storage, indices)
         for index in indices:
             facts = index.facts
+            if facts.format_version != FORMAT_VERSION:
+                raise InputError(
+                    f"{self.storage.location}/{facts.shard} is of an earlier version (format_version="
+                    f"{facts.format_version}), whose stores can be trained on, but not continued: choose another "
+                    f"out_dir or features.path, or delete {self.storage.location} and run: {MAKE_FEATURES}"
+                )
             if self.storage.size(facts.shard) != facts.bytes:
                 held = f"holds {self.storage.size(facts.shard)} bytes instead of {facts.bytes}"
                 raise broken(f"{self.storage.location}/{facts.shard}", held)

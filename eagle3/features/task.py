@@ -130,7 +130,7 @@ class Shard:
     def add(self, encoded: Encoded) -> None:
         self.writer = self.writer or ShardWriter(self.storage, self.number)
         made_of = self.conversations[encoded.sample.id]
-        self.writer.add(encoded, source=made_of.source, whole=made_of.whole)
+        self.writer.add(encoded, source=made_of.source, whole=made_of.whole, answer_sha256=made_of.sha256)
 
     def finish(self) -> bytes | None:
         """Return the shard's index. A worker that was considered lost may have finished the same shard meanwhile."""

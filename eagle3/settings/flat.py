@@ -13,3 +13,13 @@ def flattened(values: Mapping[Any, Any], inside: str = "", *, groups: bool = Fal
             yield key, value
         if filled:
             yield from flattened(value, f"{key}.", groups=groups)
+
+
+def differences(then: Mapping[Any, Any], now: Mapping[Any, Any]) -> str:
+    """Return the keys whose values differ, with both values."""
+    before, after = dict(flattened(then)), dict(flattened(now))
+    return ", ".join(
+        f"{key}={before.get(key, 'unset')} then, {after.get(key, 'unset')} now"
+        for key in before | after
+        if before.get(key) != after.get(key)
+    )

@@ -61,10 +61,12 @@ UNION_PARTS = ("str", "list[str]", "[key]")  # in the places that pydantic names
 
 class Record:
     """A frozen dataclass that is written as JSON. What is read is checked against its fields: nothing may be missing,
-    unknown or of another type. One with a FORMAT_VERSION has a field `format_version` of the same number."""
+    unknown or of another type. One with a FORMAT_VERSION has a field `format_version` of the same number; those of
+    OLDER_VERSIONS are read too."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     FORMAT_VERSION: ClassVar[int | None] = None
+    OLDER_VERSIONS: ClassVar[tuple[int, ...]] = ()
 
     @classmethod
     @cache  # slow to make
@@ -99,7 +101,7 @@ def _require_version(content: bytes, kind: type[Record], source: str, remedy: st
         version = json.loads(content)["format_version"]
     except (ValueError, KeyError, TypeError):
         return  # for the seal or the parser to say
-    if isinstance(version, int) and version != kind.FORMAT_VERSION:
+    if isinstance(version, int) and version not in (kind.FORMAT_VERSION, *kind.OLDER_VERSIONS):
         raise InputError(f"{source}: format_version={version}, this code reads {kind.FORMAT_VERSION}; {remedy}")
 
 

@@ -103,7 +103,13 @@ def answer_by(answerer, target, chat, sampling, out_dir, *, seed=0, max_prompt_t
             yield Answering(answerer, chat, **parts)
 
     return answer_prompts(
-        target=target, made_with=made_with, workers=InProcess(), build=build, ahead=1, out_dir=out_dir
+        target=target,
+        made_with=made_with,
+        workers=InProcess(),
+        build=build,
+        ahead=1,
+        max_prompt_tokens=max_prompt_tokens,
+        out_dir=out_dir,
     )
 
 
@@ -329,7 +335,7 @@ def test_a_prompt_that_is_too_long_is_an_error_until_the_limit_allows_it(target,
     run(target, chat, out_dir, max_prompt_tokens=40, max_new_tokens=8, temperature=0.0)
     assert set(rows_of(out_dir)) == {"p0#0", "p2#0"}
     first, second = errors_of(out_dir)
-    assert (first["prompt_id"], first["turn"], first["retry"]) == ("p1", 0, True)
+    assert (first["prompt_id"], first["turn"], first["retry"]) == ("p1", 0, False)
     assert (second["prompt_id"], second["turn"], second["retry"]) == ("p2", 1, True)
     for part in ("sampling.max_prompt_tokens", "sampling.max_new_tokens in the target's context", "at most 40"):
         assert part in first["reason"]
