@@ -206,6 +206,7 @@ def test_a_cut_answer_ends_its_conversation_and_is_kept_or_dropped(target, chat,
         counts = run(target, chat, out_dir, on_length=on_length, temperature=0.0, max_new_tokens=8)
         rows = rows_of(out_dir)
         assert rows["p0#0"]["finish_reasons"] == ["stop"]
+        assert counts.cut == 1
         if on_length == "keep":
             assert rows["p1#0"]["finish_reasons"] == ["length"] and len(rows) == 2
         else:
