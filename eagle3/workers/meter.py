@@ -42,7 +42,7 @@ class Meter:
         elif tokens:  # the rate begins here: the time before was the start of servers
             self.since = time.perf_counter()
         self.last = time.perf_counter()
-        rate = f"{self.rate:.0f} {self.of}/s" if self.since else ""
+        rate = f"{self.rate:.0f} {self.of}/s" if self.tokens else ""
         self.bar.set_postfix_str(", ".join(filter(None, [rate, self.note])), refresh=False)
         self.bar.update(ended)
 

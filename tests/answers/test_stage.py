@@ -24,6 +24,7 @@ from eagle3.settings.precomputing import Sampling
 from eagle3.storage.files import read_jsonl, sha256_file, write_jsonl
 from eagle3.storage.records import sealed_bytes, write_sealed_json
 from eagle3.workers.in_process import InProcess
+from eagle3.workers.task import take_from
 
 SETTINGS = {
     "max_new_tokens": 8,
@@ -305,6 +306,49 @@ def test_a_kill_between_errors_and_rows_loses_neither_and_asks_for_nothing_twice
     assert run(target, chat, out_dir, **settings) == whole
     assert Counter(asked) + Counter(asked_for(kept)) == Counter(asked_for(rows_of(tmp_path / "whole")))
     assert rows_of(out_dir) == rows_of(tmp_path / "whole") and errors_of(out_dir) == errors_of(tmp_path / "whole")
+
+
+def test_a_kill_in_the_first_window_keeps_the_batches_that_are_finished_and_says_how_many(
+    target, chat, out_dir, tmp_path, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    run(target, chat, copy_prompts(out_dir, tmp_path / "whole"))
+    generate, batches = eagle3.answers.huggingface.generate, []
+
+    def killed(model, prompts, **settings):
+        batches.append(prompts)
+        if len(batches) == 3:
+            raise KeyboardInterrupt
+        return generate(model, prompts, **settings)
+
+    monkeypatch.setattr(eagle3.answers.huggingface, "generate", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(target, chat, out_dir, batch_size=2, window=1024)
+    kept = {row["prompt_id"] for row in rows_of(out_dir).values()}
+    assert len(kept) >= 3
+    assert f"kept {len(kept)} of 7 prompts" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(eagle3.answers.huggingface, "generate", generate)
+    run(target, chat, out_dir, batch_size=2, window=1024)
+    assert f"kept {len(kept)} of 7 prompts" in caplog.text
+    assert rows_of(out_dir) == rows_of(tmp_path / "whole")
+
+
+def test_tokens_are_counted_while_they_are_made(target, chat, monkeypatch):
+    counted = []
+
+    class Counting:
+        def add(self, *, ended=0, tokens=0):
+            counted.append((ended, tokens))
+
+    sampling = Sampling(max_new_tokens=8, temperature=0.0, top_p=1.0, top_k=0)
+    answerer = HuggingFaceAnswerer(target=target, sampling=sampling, batch_size=4, batch_tokens=4096, window=1024)
+    dialogues = [Dialogue(prompt(n, text), chat, seed=0, max_prompt_tokens=None, on_length="keep")
+                 for n, text in enumerate(QUICK)]  # fmt: skip
+    [*answerer(take_from(dialogues), Counting())]
+    answers = [end - start for each in dialogues for row in each.rows for start, end in row.turns]
+    assert sum(tokens for _, tokens in counted) == sum(answers)
+    assert [ended for ended, _ in counted] == [0] * max(answers) + [3]  # after each step, not at the end
 
 
 def test_prompts_of_a_batch_that_fails_are_answered_alone_and_only_the_faulty_one_is_an_error(

@@ -1,5 +1,6 @@
 """The features stage on the bundled target: what is stored is what the target computes; resume; refusals."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -19,15 +20,17 @@ from eagle3.answers.store import AnswerCounts, AnswersManifest, MadeWith, seal_o
 from eagle3.errors import InputError
 from eagle3.features.build import STORED, FeatureSettings, extract_features
 from eagle3.features.concat import open_source
+from eagle3.features.conversation import Conversation
 from eagle3.features.huggingface import HuggingFaceExtractor
-from eagle3.features.index import index_name
-from eagle3.features.manifest import Manifest
-from eagle3.features.sample import scaled
+from eagle3.features.index import ShardIndex, index_bytes, index_name
+from eagle3.features.manifest import Manifest, read_index, read_manifest
+from eagle3.features.sample import Sample, scaled
 from eagle3.features.shards import ShardWriter
 from eagle3.features.store_writer import StoreWriter
 from eagle3.features.task import Sharding
 from eagle3.features.turns import teacher_positions
 from eagle3.storage.folder import LocalFolder, open_folder
+from eagle3.storage.prefault import sha256_of
 from eagle3.storage.records import sealed_bytes, sealed_line
 from eagle3.target.capture import Capture, Features
 from eagle3.target.identity import TargetIdentity
@@ -308,6 +311,98 @@ def test_features_made_with_other_or_bad_settings_are_refused(answered: Path, ru
     (answered / "features" / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"\(another target, target\.dtype, template"):
         run(answered, target_dtype="bfloat16")
+
+
+@pytest.mark.parametrize("change", ["token", "source", "end", "row"])
+def test_an_answer_that_is_another_than_the_one_in_a_finished_shard_is_named(
+    answered: Path, run: Run, target: Target, change: str
+) -> None:
+    run(answered, shard_mb=0.2)
+    rows = [conversation(number, 3 + number % 5, 2 + number * 7 % 30) for number in range(24)]
+    before = {path.name: path.read_bytes() for path in (answered / "features").iterdir()}
+    if change == "token":
+        rows[7]["input_ids"][-1] ^= 1
+    elif change == "source":
+        rows[7]["source"] = "another"
+    elif change == "end":
+        rows[7]["finish_reasons"] = ["length"]
+    else:
+        del rows[7]
+    write_answers(answered, target.identity, rows)
+    named = r"1 of 24 samples were made of other answers than .*answers\.jsonl has now, e\.g\. p7#0; bring .* or delete"
+    with pytest.raises(InputError, match=named) as refused:
+        run(answered, shard_mb=0.2)
+    assert {path.name: path.read_bytes() for path in (answered / "features").iterdir()} == before
+    [shard] = re.findall(r"shard-\d+-\w+\.tar", str(refused.value))
+    for name in (shard, index_name(shard)):
+        (answered / "features" / name).unlink()
+    assert run(answered, shard_mb=0.2).samples == len(rows)
+
+
+def test_rows_are_compared_with_their_shards_whatever_is_left_out_of_them(
+    answered: Path, run: Run, target: Target
+) -> None:
+    settings = {"max_length": 12, "too_long": "truncate"}
+    first = run(answered, **settings)
+    assert first.left_out
+    assert run(answered, **settings) == first
+    rows = [conversation(number, 3 + number % 5, 2 + number * 7 % 30) for number in range(24)]
+    write_answers(answered, target.identity, [*rows[::-1], conversation(24, 4, 6)])  # in another order, and one more
+    assert run(answered, **settings).samples == first.samples + 1
+
+
+def test_a_store_of_an_earlier_version_is_read_and_not_continued(answered: Path, run: Run) -> None:
+    run(answered)
+    folder = answered / "features"
+    samples = [open_store(folder).read(ref) for ref in open_store(folder).samples]
+    index = read_index(LocalFolder(folder), "shard-000000.index")
+    columns = {name: column for name, column in index.columns.items() if name != "answer_sha256"}
+    old = index_bytes(ShardIndex(replace(index.facts, format_version=7), columns))
+    (folder / "shard-000000.index").write_bytes(old)
+    manifest = read_manifest(LocalFolder(folder))
+    shards = [replace(manifest.shards[0], index_sha256=sha256_of(memoryview(old)))]
+    (folder / "manifest.json").write_bytes(sealed_bytes(replace(manifest, format_version=7, shards=shards)))
+    store = open_store(folder)
+    store.verify()
+    for ref, sample in zip(store.samples, samples, strict=True):
+        assert torch.equal(store.read(ref).aux_hidden_states, sample.aux_hidden_states)
+    with pytest.raises(InputError, match=r"format_version=7.*can be trained on, but not continued: choose another out"):
+        run(answered)
+
+
+class Refusing(HuggingFaceExtractor):
+    """An engine that refuses some conversations, and stops after some samples."""
+
+    stops_after = 99
+
+    def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
+        samples = 0
+        for conversation in conversations:
+            if samples == self.stops_after:
+                raise InputError("killed")
+            if int(conversation.id[1:-2]) % 5 == 0:
+                self.left_out["refused by the engine: too long"] += 1
+            else:
+                samples += 1
+                yield from super().__call__(iter([conversation]))
+
+
+def test_conversations_that_the_engine_refused_are_counted_after_a_resume_too(
+    answered: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def extract() -> Manifest:
+        extractor = Refusing(target=target, layers=CAPTURE, dtype=torch.float32, teachers="answers", batch_tokens=128)
+        settings: dict[str, Any] = {"max_length": 64, "too_long": "truncate", "reasoning": None, "teachers": "answers"}
+        settings |= {"captured_by": "sglang", "target_dtype": "float32", "dtype": "float32", "capture_layers": CAPTURE}
+        return extract_by(extractor, target, answered, path=None, shard_mb=0.05, **settings)
+
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="killed"):
+        patch.setattr(Refusing, "stops_after", 9)
+        extract()
+    assert [*(answered / "features").glob("shard-*.index")]
+    for _ in range(2):
+        manifest = extract()
+        assert (manifest.samples, manifest.left_out) == (19, {"refused by the engine: too long": 5})
 
 
 def test_reasoning_markers_are_the_ids_that_stand_inside_an_answer() -> None:
