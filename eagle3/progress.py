@@ -5,10 +5,11 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from datetime import UTC, datetime
 from typing import Any, ClassVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from tqdm import tqdm
 
@@ -25,14 +26,29 @@ class Bar(tqdm):
     made: ClassVar["WeakSet[Bar]"] = WeakSet()
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.closed, in_log = threading.Event(), False
         if self.shown is False:
             options["disable"] = True
         elif self.shown and (options.get("file") or sys.stderr).isatty():
             options.setdefault("mininterval", REDRAW_S)
         elif self.shown:
+            in_log = True
             options |= {"file": Lines(self), "dynamic_ncols": False, "ncols": 0}
         super().__init__(*arguments, **options)
         self.made.add(self)
+        if in_log and not self.disable:
+            threading.Thread(target=refresh_until, args=(self.closed, ref(self)), daemon=True).start()
+
+    def close(self) -> None:
+        self.closed.set()
+        super().close()
+
+
+def refresh_until(closed: threading.Event, bar: "ref[Bar]") -> None:
+    """Let a log show also that nothing has ended for a while: tqdm draws only what changes."""
+    while not closed.wait(REDRAW_S) and (shown := bar()) is not None:
+        shown.refresh()
+        del shown
 
 
 class Lines(io.TextIOBase):

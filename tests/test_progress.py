@@ -1,5 +1,6 @@
 """Bars: lines in a log, movement on a terminal, none at all; and JSON lines for machines."""
 
+import gc
 import io
 import json
 import logging
@@ -7,8 +8,10 @@ import os
 import pty
 import sys
 import termios
+import threading
 from contextlib import suppress
 from pathlib import Path
+from weakref import ref
 
 import pytest
 from scripts import Script, run_script
@@ -27,6 +30,7 @@ class Terminal(io.StringIO):
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress, "REDRAW_S", 600.0)
     return now
 
 
@@ -45,6 +49,20 @@ def test_without_a_terminal_a_bar_is_a_line_a_minute(
     assert "answers" in lines[0].getMessage() and "122/1000" in lines[0].getMessage()
     assert "\r" not in lines[0].getMessage()
     assert capsys.readouterr().err == ""
+
+
+def test_without_a_terminal_a_bar_that_stands_still_has_its_lines_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "REDRAW_S", 0.01)
+    monkeypatch.setattr(progress, "LINE_S", 0.02)
+    show_bars(True)
+    written = threading.Semaphore(0)
+    monkeypatch.setattr(progress.log, "info", lambda *line, **fields: written.release())
+    with Bar(total=1000):
+        assert all(written.acquire(timeout=60) for _ in range(3))
+    monkeypatch.setattr(progress, "REDRAW_S", 600.0)
+    left_open = ref(Bar(total=1000))
+    gc.collect()
+    assert left_open() is None
 
 
 def test_on_a_terminal_an_open_bar_is_closed_before_an_error_is_printed() -> None:

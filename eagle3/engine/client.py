@@ -7,15 +7,18 @@ import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 from eagle3.errors import InputError, printable
 
 KEY = "EAGLE3_API_KEY"  # the environment variable that holds the key
 IDLE_S = 2.0  # servers close a connection that was idle for 5 s; a request that meets this fails
 OTHER_FILES = 256  # that this process may have open besides its connections
-LONGEST_LINE = 16 * 2**20  # bytes: each event of a stream repeats the whole answer so far
+LONGEST_LINE = 32 * 2**20  # bytes: each event of a stream repeats the whole answer so far
+LONGEST_REPLY = 64 * 2**20  # bytes: the ids of a million tokens take a tenth of it
 
 
 class ServerFailed(Exception):
@@ -44,7 +47,7 @@ def new_session(*, timeout_s: float) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(30, timeout_s)),
-        read_bufsize=LONGEST_LINE,
+        read_bufsize=LONGEST_LINE // 2,  # of which aiohttp allows the double to a line
         headers={"Authorization": f"Bearer {key}"} if (key := api_key()) else {},
     )
 
@@ -70,11 +73,13 @@ async def answered(
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     """Send a request, POST if it has a body, and yield the response once its status is 200.
 
-    Raises ServerFailed, RequestRefused, or InputError if the server asks for a key. No message quotes a prompt."""
+    Raises ServerFailed, RequestRefused, or InputError if the server asks for a key or sends the request on to another
+    place: that one would get the prompts. No message quotes a prompt."""
+    method = "GET" if body is None else "POST"
     try:
-        async with session.request("GET" if body is None else "POST", url, json=body) as response:
+        async with session.request(method, url, json=body, allow_redirects=False) as response:
             if response.status != 200:
-                raise _failure(url, response, await response.read())
+                raise _failure(url, response, await whole_body(response))
             yield response
     except TimeoutError:
         raise ServerFailed(f"no answer within {session.timeout.total:g} s") from None
@@ -82,13 +87,33 @@ async def answered(
         raise ServerFailed(f"{type(error).__name__}: {error}"[:200]) from None
 
 
+async def lines_of(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream; ServerFailed as soon as one is longer than LONGEST_LINE."""
+    try:
+        async for line in response.content:
+            yield line
+    except (ValueError, HttpProcessingError):  # the former until aiohttp 3.13
+        raise ServerFailed(f"a line of the reply is longer than {LONGEST_LINE} bytes") from None
+
+
 async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any] | None = None) -> Any:
     """Return the JSON of a response (None if it is empty); raises as `answered` does."""
     async with answered(session, url, body) as response:
-        try:
-            return await response.json(content_type=None)
-        except ValueError:
-            raise ServerFailed("the response is not JSON") from None
+        content = await whole_body(response)
+    try:
+        return json.loads(content) if content.strip() else None
+    except (ValueError, RecursionError):
+        raise ServerFailed("the response is not JSON, or nested too deeply") from None
+
+
+async def whole_body(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body, unpacked; ServerFailed as soon as it is longer than LONGEST_REPLY."""
+    content = bytearray()
+    async for part in response.content.iter_any():
+        content += part
+        if len(content) > LONGEST_REPLY:
+            raise ServerFailed(f"the reply is longer than {LONGEST_REPLY} bytes, unpacked")
+    return bytes(content)
 
 
 def ask_now(url: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30) -> Any:
@@ -113,22 +138,34 @@ def message_of(content: bytes) -> str:
     """Read an error body of SGLang: {"error": {"message"}} or {"message"}."""
     try:
         body = json.loads(content)
-        body = body.get("error", body)
-        return without_tokens(str(body["message"]))
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return without_tokens(body.get("error", body)["message"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return "no reason given"
 
 
-def without_tokens(message: str) -> str:
+def without_tokens(message: Any) -> str:
     """Cut a message at its first list: validation errors quote the request, which may be a user's text."""
-    return printable(message).partition("[")[0][:200].strip() or "no reason given"
+    return printable(message if isinstance(message, str) else "").partition("[")[0][:200].strip() or "no reason given"
 
 
 def _failure(url: str, response: aiohttp.ClientResponse, content: bytes) -> Exception:
-    message = f"HTTP {response.status} {response.reason}: {message_of(content)}"
+    if "Location" in response.headers:
+        return InputError(
+            f"{url} redirects to {_host_of(response.headers['Location'])} (HTTP {response.status}), which would get "
+            f"the prompts and give the answers: redirects are not followed; give the address of the server itself"
+        )
+    message = f"HTTP {response.status} {printable(response.reason or '')}: {message_of(content)}"
     if response.status in (401, 403):
         return InputError(f"{url} asks for a key ({message}); set {KEY} in the environment")
     if response.status == 429:
         return ServerBusy(message)
     # Any other status, also 404, is of a server that is down, or is no longer the one that it was.
     return (RequestRefused if response.status in (400, 413, 422) else ServerFailed)(message)
+
+
+def _host_of(location: str) -> str:
+    """Return the host alone: the rest may hold a key."""
+    try:
+        return printable(urlsplit(location).hostname or "another path")
+    except ValueError:
+        return "an address that cannot be read"

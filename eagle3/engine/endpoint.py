@@ -71,7 +71,7 @@ class SGLang:
         answer = await ask(session, f"{self.url}/generate", body)
         try:
             meta, token_ids = answer["meta_info"], [*answer["output_ids"]]
-            kind, message = meta["finish_reason"]["type"], str(meta["finish_reason"].get("message"))
+            kind, message = meta["finish_reason"]["type"], meta["finish_reason"].get("message")
         except (KeyError, TypeError, AttributeError):
             raise ServerFailed("the response is no answer of SGLang's") from None
         if kind == "abort":
@@ -83,7 +83,8 @@ class SGLang:
         information = await ask(session, f"{self.url}/server_info")
         if not isinstance(information, dict):
             raise ServerFailed("its /server_info is not SGLang's")
-        return information.get("model_path")
+        model = information.get("model_path")
+        return model if isinstance(model, str) else None
 
     async def text_ids(self, session: aiohttp.ClientSession, text: str) -> list[int]:
         """Return the token ids of a text, with the special tokens that its tokenizer adds by default."""
@@ -139,7 +140,7 @@ class OpenAICompletions:
     async def model_name(self, session: aiohttp.ClientSession) -> str | None:
         answer = await ask(session, f"{self.url}/v1/models")
         try:
-            served = [model["id"] for model in answer["data"]] or [None]
+            served = [model["id"] for model in answer["data"] if isinstance(model["id"], str)] or [None]
         except (KeyError, TypeError):
             raise ServerFailed("its /v1/models is not of the OpenAI protocol") from None
         return self.model if self.model in served else served[0]
@@ -174,14 +175,14 @@ def prompt_token_ids(answer: Any) -> list[int]:
 def checked(token_ids: list[int], kind: Any, matched: Any, request: Request) -> Answer:
     """Return the answer if it is what was requested."""
     if kind not in ("stop", "length"):
-        raise ServerFailed(f"the answer ended by {str(kind)[:50]!r}")
-    if not all(0 <= token < request.vocab_size for token in token_ids):
+        raise ServerFailed(f"the answer ended by {kind[:50] if isinstance(kind, str) else None!r}")
+    if not all(type(token) is int and 0 <= token < request.vocab_size for token in token_ids):
         raise ServerFailed("the answer holds token ids outside the target's vocabulary")
     if len(token_ids) > request.max_new_tokens:
         raise ServerFailed("the answer is longer than sampling.max_new_tokens")
     if kind == "stop" and request.stop_ids.isdisjoint(token_ids[-1:]):
         # Some servers leave out the token that ended the answer, and name it.
-        if matched not in request.stop_ids:
+        if not (isinstance(matched, int) and matched in request.stop_ids):
             raise RequestRefused("its last token ends no turn of the target: check the server's stop tokens")
         token_ids.append(matched)
     if not token_ids:

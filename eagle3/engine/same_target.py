@@ -10,7 +10,7 @@ import aiohttp
 
 from eagle3.engine.client import RequestRefused, ServerFailed
 from eagle3.engine.endpoint import Endpoint, Request
-from eagle3.errors import InputError
+from eagle3.errors import InputError, printable
 from eagle3.target.model import config_hash
 
 log = logging.getLogger(__name__)
@@ -26,8 +26,9 @@ async def require_same_model(
 
     A folder that can be read here is identified by its config.json; any other name must be `served_as` or `path`."""
     model = await endpoint.model_name(session)
-    if isinstance(model, str) and (model in (served_as, path) or _config_hash_in(model) == hash_of_config):
+    if model is not None and (model in (served_as, path) or _config_hash_in(model) == hash_of_config):
         return
+    model = printable(model or "no model by name")[:200]
     raise InputError(
         f"{endpoint.url} serves {model}, the target is target.path={path}: if it is the same model under another name, "
         f"say so with answers.served_as={model}; else give the URL of a server of the target"

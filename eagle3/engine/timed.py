@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from eagle3.engine.client import RequestRefused, ServerFailed, answered, message_of, without_tokens
+from eagle3.engine.client import RequestRefused, ServerFailed, answered, lines_of, message_of, without_tokens
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ async def generate(
     events_s, last_event = [], b"{}"
     try:
         async with answered(session, f"{url}/generate", body) as response:
-            async for line in response.content:
+            async for line in lines_of(response):
                 event = line.strip().removeprefix(b"data:").strip()
                 if not event or event == b"[DONE]":
                     continue
@@ -61,7 +61,7 @@ async def generate(
         return ServedAnswer(error=str(failure))
     try:
         return _answer(json.loads(last_event), events_s)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return ServedAnswer(error="the response is no event of SGLang's")
 
 
@@ -71,7 +71,7 @@ def _answer(event: dict[str, Any], events_s: list[float]) -> ServedAnswer:
     if "error" in event:
         return ServedAnswer(error=message_of(json.dumps(event).encode()))
     if finish.get("type") == "abort":
-        return ServedAnswer(error=f"aborted: {without_tokens(str(finish.get('message')))}")
+        return ServedAnswer(error=f"aborted: {without_tokens(finish.get('message'))}")
     if not finish:
         return ServedAnswer(error="the stream ended before the answer did")
     tokens, output_ids = meta["completion_tokens"], tuple(event.get("output_ids", ()))

@@ -1,6 +1,7 @@
 """Both protocols against a server that speaks them, and what each says of answers that are not what was asked for."""
 
 import asyncio
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -89,6 +90,8 @@ def test_a_stop_token_that_is_left_out_and_named_is_put_back(token_ids: list[int
         ([], "length", "no token ids"),
         ([7, -1], "length", "outside the target's vocabulary"),
         ([7, 9], "length", "outside the target's vocabulary"),
+        (["7"], "length", "outside the target's vocabulary"),
+        ([[7]], "stop", "outside the target's vocabulary"),
         ([7], "content_filter", "ended by 'content_filter'"),
     ],
 )
@@ -123,6 +126,69 @@ def test_a_body_that_is_no_answer_is_the_servers_failure(protocol: Any, text: st
     server.fault = lambda number: web.Response(text=text)
     with serving(server) as url, pytest.raises(ServerFailed):
         complete(protocol(url))
+
+
+def nested(depth: int) -> str:
+    return depth * "[" + depth * "]"
+
+
+@by_protocol
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_reply_has_a_bounded_size_also_one_that_is_packed(
+    protocol: Any, status: int, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "LONGEST_REPLY", 2**20)
+    server, sent = answering([7, 2], "stop"), []
+
+    async def endless(response: web.StreamResponse) -> None:
+        zeros = zlib.compressobj(wbits=31)
+        while True:
+            part = bytes(2**20)
+            await response.write(zeros.compress(part) + zeros.flush(zlib.Z_SYNC_FLUSH) if packed else part)
+            sent.append(len(part))
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(status=status, headers={"Content-Encoding": "gzip"} if packed else {})
+        await response.prepare(request)
+        await endless(response)
+        return response
+
+    server.generate = server.completions = reply  # type: ignore[method-assign]
+    with serving(server) as url, pytest.raises(ServerFailed, match=r"longer than 1048576 bytes"):
+        complete(protocol(url))
+    assert sum(sent) < 2**30
+
+
+@by_protocol
+@pytest.mark.parametrize(
+    "text",
+    [
+        nested(1000),
+        nested(100_000),
+        *(f'{{"meta_info": {{"finish_reason": {reason}}}, "output_ids": [7], '
+          f'"choices": [{{"token_ids": [7], "finish_reason": {nested(900)}}}]}}'
+          for reason in (f'{{"type": {nested(900)}}}', f'{{"type": "abort", "message": {nested(900)}}}')),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_deeply_nested_reply_is_the_servers_failure(protocol: Any, text: str, status: int) -> None:
+    server = answering([7, 2], "stop")
+    server.fault = lambda number: web.Response(text=text, status=status)
+    with serving(server) as url, pytest.raises(ServerFailed):
+        complete(protocol(url))
+
+
+@by_protocol
+@pytest.mark.parametrize("status", [302, 307, 308])
+def test_a_request_is_not_sent_on_to_another_server(protocol: Any, status: int) -> None:
+    server, other = answering([7, 2], "stop"), answering([7, 2], "stop")
+    with serving(server) as url, serving(other) as theirs:
+        place = theirs.replace("127.0.0.1", "localhost") + "/generate?key=k3y"
+        server.fault = lambda number: web.Response(status=status, headers={"Location": place})
+        with pytest.raises(InputError, match=rf"{url}/.* redirects to localhost \(HTTP {status}\).*not followed; give"):
+            complete(protocol(url))
+    assert other.received == []
 
 
 @by_protocol

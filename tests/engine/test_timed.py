@@ -7,6 +7,8 @@ from fitted_head import PROMPT
 from serving_fixtures import serving
 from small_servers import GREEDY, head_server, load, plain_server
 
+from eagle3.engine import client
+
 
 @pytest.mark.parametrize(
     ("event", "error"),
@@ -26,6 +28,15 @@ def test_what_is_no_whole_answer_is_an_error_that_quotes_no_token(event: Any, er
         [answer] = load(url, [PROMPT]).answers
     assert answer.error is not None and error in answer.error and "[4" not in answer.error
     assert answer.output_tokens == 0
+
+
+def test_a_line_of_a_stream_has_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "LONGEST_LINE", 2**16)
+    server = head_server()
+    server.last_event = {"text": "long" * 2**20}
+    with serving(server) as url:
+        [answer] = load(url, [PROMPT]).answers
+    assert answer.error == "a line of the reply is longer than 65536 bytes"
 
 
 def test_times_are_those_of_the_first_and_the_last_token() -> None:
