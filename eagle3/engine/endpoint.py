@@ -140,10 +140,10 @@ class OpenAICompletions:
     async def model_name(self, session: aiohttp.ClientSession) -> str | None:
         answer = await ask(session, f"{self.url}/v1/models")
         try:
-            served = [model["id"] for model in answer["data"] if isinstance(model["id"], str)] or [None]
+            served = [model["id"] for model in answer["data"] if isinstance(model["id"], str)]
         except (KeyError, TypeError):
             raise ServerFailed("its /v1/models is not of the OpenAI protocol") from None
-        return self.model if self.model in served else served[0]
+        return self.model if self.model in served else next(iter(served), None)
 
     async def text_ids(self, session: aiohttp.ClientSession, text: str) -> list[int]:
         return await self._tokenize(session, {"prompt": text})
