@@ -33,7 +33,7 @@ class Meter:
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
-        if self.last - self.since > 1:  # results of one batch come at once: they have no rate
+        if self.tokens and self.last - self.since > 1:  # results of one batch come at once: they have no rate
             log.info("%s: %.0f %s/s, counted from the first result", self.desc, self.rate, self.of)
 
     def add(self, *, ended: int = 0, tokens: int = 0) -> None:

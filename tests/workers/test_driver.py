@@ -156,6 +156,8 @@ def test_results_that_come_at_once_are_given_no_rate(caplog: pytest.LogCaptureFi
             meter.add(ended=1, tokens=600)
             meter.since -= seconds
             meter.add(ended=1, tokens=600)
+    with Meter(2, desc="up to date", unit="number", of="tokens") as meter:
+        meter.add(ended=2)
     assert caplog.messages == ["60 s: 10 tokens/s, counted from the first result"]
 
 
