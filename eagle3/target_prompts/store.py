@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from eagle3.errors import InputError
-from eagle3.settings.flat import flattened
+from eagle3.settings.flat import differences
 from eagle3.storage.files import append_lines, json_line, read_jsonl, sha256_file, write_jsonl, write_whole
 from eagle3.storage.records import Record, parse_sealed, sealed_bytes
 from eagle3.target.identity import TargetIdentity, require_same_target
@@ -108,14 +108,8 @@ class SampleStore:
         require_same_target(
             before.target, self.manifest.target, expected_from=str(self.folder), actual_from="target.path"
         )
-        then, now = (dict(flattened(manifest.made_with)) for manifest in (before, self.manifest))
-        changes = [
-            f"{key}={then.get(key, 'unset')} then, {now.get(key, 'unset')} now"
-            for key in then | now
-            if then.get(key) != now.get(key)
-        ]
-        if changes:
-            raise InputError(f"{self.folder} was made with other settings ({', '.join(changes)}); {self.remedy}")
+        if changes := differences(before.made_with, self.manifest.made_with):
+            raise InputError(f"{self.folder} was made with other settings ({changes}); {self.remedy}")
 
     def _require_whole(self) -> None:
         for path, expected in zip(self.files, self.rounds, strict=False):
