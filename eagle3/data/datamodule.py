@@ -162,7 +162,7 @@ class FeatureData(lightning.LightningDataModule):
         """Plan this rank's part of the epoch, without samples that the run trained under other plans."""
         if self._planned is None or self._planned.epoch != epoch:
             seed, resumed = hash64(self.seed, epoch), self._resumed_in(epoch)
-            samples = self.mixture.epoch(seed) if self.mixture else self.train_samples
+            samples = self._samples_of_epoch(seed)
             for other in resumed["before"]:
                 plans = self._plans(samples, other["spread"], shuffle_seed=seed)
                 samples = not_taken(samples, plans, other["consumed"])
@@ -170,6 +170,14 @@ class FeatureData(lightning.LightningDataModule):
             earlier = sum(other["consumed"] for other in resumed["before"])
             self._planned = EpochPart(epoch, packs, start=resumed["consumed"], earlier=earlier)
         return self._planned
+
+    def packs_in_epoch(self) -> int:
+        """Count a rank's packs in an epoch that is planned as a whole: the first. Others may have a few more or less."""
+        seed = hash64(self.seed, 0)
+        return len(self._plans(self._samples_of_epoch(seed), self._spread(), shuffle_seed=seed)[0])
+
+    def _samples_of_epoch(self, seed: int) -> Samples:
+        return self.mixture.epoch(seed) if self.mixture else self.train_samples
 
     def read(self, ref: SampleRef) -> Sample:
         """Read a sample and apply the loss mask."""

@@ -32,6 +32,7 @@ from eagle3.target.facts import LogitTransform
 from eagle3.training.callbacks import ends_step, logs_step
 from eagle3.training.checkpoint import KEY, Origin, TrainingRecord
 from eagle3.training.optim import AdamWCosine, by_parameter, trained, whole
+from eagle3.training.schedule import ShareLR
 from eagle3.training.step_graphs import Compute, StepGraphs
 
 log = logging.getLogger(__name__)
@@ -169,6 +170,26 @@ class HeadTraining(lightning.LightningModule):
             self.head, int(total_steps), by_graph=self.kernels.cuda_graphs, ranks=ranks_of_machine(self.trainer)
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_train_start(self) -> None:
+        """Let the learning rate follow the share of the training that is done."""
+        schedule, trainer = self.lr_schedulers(), self.trainer
+        if not isinstance(schedule, ShareLR):  # of an optimizer of the user's own
+            return
+        packs: float = trainer.num_training_batches
+        if trainer.ckpt_path is not None:  # this epoch may be planned in two ways
+            packs, limit = trainer.datamodule.packs_in_epoch(), trainer.limit_train_batches  # type: ignore[attr-defined]
+            packs = min(packs, limit) if isinstance(limit, int) else int(packs * limit)
+            if schedule.epoch is None:
+                log.warning(
+                    "ckpt_path=%s is of an older version, which saved no length of the training: its learning rate "
+                    "is right only with the ranks, trainer.accumulate_grad_batches and trainer.max_epochs of that run",
+                    trainer.ckpt_path,
+                )
+        steps_in_epoch = math.ceil(packs / trainer.accumulate_grad_batches)
+        changed = schedule.start(steps_in_epoch, trainer.max_epochs or -1, trainer.max_steps)
+        if changed:
+            log.info("%s (init_from=HEAD starts a new training from a head)", changed)
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None

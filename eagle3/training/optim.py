@@ -12,11 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from eagle3.head.draft_head import DraftHead
 from eagle3.settings.training import OptimSettings
 from eagle3.training.muon import DividedMuon, PortableMuon, RecordedMuon
+from eagle3.training.schedule import ShareLR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +25,14 @@ class AdamWCosine(OptimSettings):
 
     def build(
         self, head: DraftHead, total_steps: int, *, by_graph: bool = False, ranks: dist.ProcessGroup | None = None
-    ) -> tuple[Optimizer, LambdaLR]:
+    ) -> tuple[Optimizer, ShareLR]:
         """Return optimizer and schedule.
 
         `by_graph`: whether a CUDA graph may launch the optimizer's kernels; `ranks`: ranks that have the same weights
         and gradients, and may divide the optimizer's work.
         """
         optimizer = self.optimizer(head, by_graph, ranks)
-        return optimizer, LambdaLR(optimizer, partial(self.scale, total_steps=total_steps))
+        return optimizer, ShareLR(optimizer, self.scale, total_steps, warmup_fraction=self.warmup_fraction)
 
     def optimizer(self, head: DraftHead, by_graph: bool = False, ranks: dist.ProcessGroup | None = None) -> Optimizer:
         return self.adamw(trained(head))
@@ -41,11 +41,13 @@ class AdamWCosine(OptimSettings):
         betas = float(self.betas[0]), float(self.betas[1])  # PyTorch refuses whole numbers
         return AdamW(parameters, lr=self.lr, betas=betas, weight_decay=self.weight_decay, fused=True)
 
-    def scale(self, step: int, total_steps: int) -> float:
-        """Factor on the learning rate at an optimizer step; past `total_steps` it stays at the final one."""
+    def scale(self, step: float, total_steps: float) -> float:
+        """Factor on the learning rate at an optimizer step; past `total_steps` it stays at the final one.
+
+        A resumed training may count its steps in fractions (schedule.py)."""
         warmup_steps = math.ceil(self.warmup_fraction * total_steps)
         if step < warmup_steps:
-            return (step + 1) / warmup_steps
+            return min(1.0, (step + 1) / warmup_steps)
         decay_steps = max(1, min(math.ceil(self.decay_fraction * total_steps), total_steps - warmup_steps))
         progress = min(1.0, max(0.0, 1 - (total_steps - step) / decay_steps))
         return self.final_lr_fraction + (1 - self.final_lr_fraction) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -198,7 +198,8 @@ def require_epochs(checkpoint: Checkpoint, max_epochs: int | None) -> None:
     if max_epochs is not None and 0 <= max_epochs < done:
         raise InputError(
             f"trainer.max_epochs={max_epochs} is less than the {done} epochs of ckpt_path={checkpoint.path}; give "
-            f"trainer.max_epochs={done + 1} or more to continue that training"
+            f"trainer.max_epochs={done + 1} or more to continue that training, in which the learning rate then rises "
+            f"again, or start a new one from its head, exported, with init_from=HEAD"
         )
 
 
