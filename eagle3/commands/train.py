@@ -1,7 +1,7 @@
 """Runs train.py's valid config: builds data, head and trainer, trains, and reports the score."""
 
 import logging
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,13 +52,15 @@ def train(config: DictConfig) -> float:
         return score  # of a finished job: the sweep is continued
     if in_sweep() and (OmegaConf.is_config(config.trainer.strategy) or trains_on_several(config.trainer)):
         return job_of_ranks(config)
-    with hold(cli.output_dir()) if rank_zero_only.rank == 0 else nullcontext():  # type: ignore[attr-defined]
-        return train_alone(config)
+    checkpoints = RunCheckpoints(cli.output_dir(), config.checkpoint_copies)
+    alone = hold(cli.output_dir()) if rank_zero_only.rank == 0 else nullcontext()  # type: ignore[attr-defined]
+    with alone, closing(checkpoints):
+        return train_alone(config, checkpoints)
 
 
-def train_alone(config: DictConfig) -> float:
+def train_alone(config: DictConfig, checkpoints: RunCheckpoints) -> float:
     """Train while no other process writes to this run's folder."""
-    config.ckpt_path = RunCheckpoints(cli.output_dir(), config.checkpoint_copies).resume_from(config.ckpt_path)
+    config.ckpt_path = checkpoints.resume_from(config.ckpt_path)
     lightning.seed_everything(config.seed, verbose=False)
     torch.set_float32_matmul_precision(config.matmul_precision)
     resumed = read_resumed(config.ckpt_path)
@@ -67,8 +69,10 @@ def train_alone(config: DictConfig) -> float:
         require_checkpoint_fits(resumed, data.source, module.head, module.settings)
         require_epochs(resumed, config.trainer.max_epochs)
     resume_step = resumed.global_step if resumed else None
+    claimed = checkpoints.claim()
     loggers = build_loggers(config, resume_step or 0)
     trainer = build_trainer(config, loggers)
+    trainer.strategy.checkpoint_io.claimed = claimed  # type: ignore[attr-defined]
     (cli.output_dir() / "result.json").unlink(missing_ok=True)  # of the part that is resumed
     if resumed and not isinstance(trainer.strategy, ModelParallelStrategy):  # which takes the file apart itself
         trainer.strategy.checkpoint_io.read_already = resumed.content  # type: ignore[attr-defined]

@@ -172,7 +172,7 @@ class FeatureData(lightning.LightningDataModule):
         return self._planned
 
     def packs_in_epoch(self) -> int:
-        """Count a rank's packs in an epoch that is planned as a whole: the first. Others may have a few more or less."""
+        """Count a rank's packs in the first epoch, planned as a whole; others may have a few more or less."""
         seed = hash64(self.seed, 0)
         return len(self._plans(self._samples_of_epoch(seed), self._spread(), shuffle_seed=seed)[0])
 

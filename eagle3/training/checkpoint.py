@@ -24,6 +24,7 @@ from eagle3.storage.records import Record, parse_record
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 
+OWNER = "run.json"  # in the folder of copies: the run that they are of, and its latest start
 KEY = "eagle3"  # of the record in Lightning's checkpoint dictionary
 
 
@@ -89,11 +90,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     torch does not verify the checksums of a checkpoint's ZIP archive. They take the most time and are left out, so
     `unzip -t` reports errors. Instead, the archive's comment, the end of the file, is the sha256 of what comes before.
 
-    `copies` is a bucket or folder to which every checkpoint is written before saving returns.
+    `copies` is a bucket or folder to which every checkpoint is written before saving returns, while its run.json is of
+    the version `claimed` (copies.py).
     """
 
     def __init__(self, copies: str | None = None) -> None:
         self.copies = open_folder(copies, setting="checkpoint_copies") if copies else None
+        self.claimed: str | None = None
         # The checkpoint that the run resumes from, if it is in memory: Lightning does not read it again.
         self.read_already: dict[str, Any] | None = None
 
@@ -112,12 +115,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             file.write(content)
             file.write(comment.result())
         if self.copies:
+            self._require_claimed(self.copies)
             write_file(self.copies, Path(path).name, b"".join((content, comment.result())))
 
     def remove_checkpoint(self, path: str | Path) -> None:
         super().remove_checkpoint(path)
         if self.copies:
+            self._require_claimed(self.copies)
             self.copies.delete(Path(path).name)
+
+    def _require_claimed(self, copies: Storage) -> None:
+        if copies.version(OWNER) != self.claimed:
+            raise InputError(
+                f"checkpoint_copies={copies.location} is written by another process since this training started "
+                f"({OWNER} there names it); stop one of them, or give each run a folder of its own"
+            )
 
 
 def _comment(archive: bytes | memoryview) -> bytes:

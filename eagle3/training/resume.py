@@ -11,14 +11,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource, as_setting
 from eagle3.head.draft_head import DraftHead
 from eagle3.storage.files import atomic_write
-from eagle3.storage.folder import LocalFolder, Storage, open_folder
+from eagle3.storage.folder import LocalFolder, Storage
 from eagle3.target.identity import require_same_target
 from eagle3.training.checkpoint import Checkpoint, read_checkpoint, read_comment
+from eagle3.training.copies import RUN_ID, Copies
+from eagle3.training.loggers import kept_id
 
 log = logging.getLogger(__name__)
 LAST = "last.ckpt"
@@ -44,18 +47,21 @@ class RunCheckpoints:
 
     def __init__(self, run_dir: Path, copies: str | None) -> None:
         self.run_dir, self.folder = run_dir, run_dir / "checkpoints"
-        self.copies_at = copies.rstrip("/") if copies else None
-        self.copies = open_folder(copies, setting="checkpoint_copies") if copies else None
+        self.copies = Copies(copies, run_dir) if copies else None
 
     def resume_from(self, ckpt_path: str | None) -> str | None:
         """Return the local file that `ckpt_path` names; None starts a new training.
 
         `last` is the latest checkpoint of the run and its copies; `auto` too, or None if there is none. InputError if
-        the run has checkpoints that the training would replace."""
+        the run has checkpoints that the training would replace, or the copies are another run's."""
+        if self.copies and is_first_rank():
+            self.copies.look()
         if ckpt_path is None:
             self._require_new()
             return None
         if ckpt_path in ("auto", "last"):
+            if self.copies and (self.latest() or not self.copies.has_checkpoints()):  # else the run continues here
+                self.copies.require_free()
             self._update_from_copies()
             latest = self.latest()
             if latest is None and ckpt_path == "last":
@@ -77,12 +83,34 @@ class RunCheckpoints:
                 f"the latest resumes it; give ckpt_path={latest}, or another hydra.run.dir, or delete that checkpoint "
                 f"if it is damaged"
             )
-        if folder == self.copies_at:
+        if self.copies and folder == self.copies.place:
             raise InputError(
                 f"ckpt_path={ckpt_path} is one of checkpoint_copies={folder}; resume with ckpt_path=auto, which "
                 f"fetches all of them"
             )
+        if self.copies and is_first_rank():
+            self.copies.require_free()
+            if self.copies.has_checkpoints() and not (latest and self.copies.of_this_run()):
+                raise InputError(
+                    f"checkpoint_copies={self.copies.place} has checkpoints that ckpt_path={ckpt_path} would replace; "
+                    f"resume them with ckpt_path=auto, or give another folder"
+                )
+            self._update_from_copies(ckpt_path)
         return ckpt_path
+
+    def claim(self) -> str | None:
+        """Give the run an id, and make its copies those that this process writes; return their version of run.json."""
+        if not is_first_rank():
+            return None
+        if self.copies:
+            return self.copies.claim()
+        kept_id(self.run_dir / RUN_ID)
+        return None
+
+    def close(self) -> None:
+        """Let another process write the copies."""
+        if self.copies:
+            self.copies.claimed.close()
 
     def latest(self) -> Path | None:
         """Return last.ckpt, or the best checkpoint of the latest step if the run was killed before its first one."""
@@ -99,36 +127,50 @@ class RunCheckpoints:
                 f"hydra.run.dir={self.run_dir} has checkpoints of an earlier training; resume it with "
                 f"ckpt_path={latest}, or give another hydra.run.dir"
             )
-        if self.copies and self.copies.names("*.ckpt"):
+        if self.copies and self.copies.has_checkpoints():
             raise InputError(
-                f"checkpoint_copies={self.copies_at} has checkpoints of an earlier training; resume it with "
+                f"checkpoint_copies={self.copies.place} has checkpoints of an earlier training; resume it with "
                 f"ckpt_path=auto, or give another folder"
             )
+        if self.copies:
+            self.copies.require_free()
 
-    def _update_from_copies(self) -> None:
-        """Bring the folder up to date if the copies are later: the run was continued on another machine."""
-        if not self.copies or not self.copies.names(LAST):
+    def _update_from_copies(self, instead_of: str | None = None) -> None:
+        """Bring the folder up to date if the copies are later: the run was continued on another machine. InputError if
+        `instead_of` is to be resumed."""
+        if not self.copies or not self.copies.folder.names(LAST):
             return
-        latest = self.latest()
-        if latest and not _same_file(self.copies, LAST, latest):
+        latest, copies, place = self.latest(), self.copies.folder, self.copies.place
+        if latest and not _same_file(copies, LAST, latest):
             with TemporaryDirectory(dir=self.folder, prefix=".copy-") as temporary:
                 copy = Path(temporary) / LAST
-                _download(self.copies, LAST, copy)
-                there = read_checkpoint(copy, setting=f"checkpoint_copies={self.copies_at}")
+                _download(copies, LAST, copy)
+                there = read_checkpoint(copy, setting=f"checkpoint_copies={place}")
                 here = read_checkpoint(latest, setting=f"hydra.run.dir={self.run_dir}")
                 if differing := _differing(here.record.settings, there.record.settings):
                     raise InputError(
-                        f"checkpoint_copies={self.copies_at} has another training than hydra.run.dir={self.run_dir} "
+                        f"checkpoint_copies={place} has another training than hydra.run.dir={self.run_dir} "
                         f"({', '.join(differing)}); give the folder of this run's copies, or another hydra.run.dir"
                     )
                 if there.global_step <= here.global_step:
                     return
+                if instead_of:
+                    raise InputError(
+                        f"checkpoint_copies={place} has a later checkpoint (step {there.global_step}) than "
+                        f"ckpt_path={instead_of} (step {here.global_step}); resume with ckpt_path=auto"
+                    )
                 copy.replace(self.folder / LAST)
+        if instead_of:
+            return
         # last.ckpt first: if a kill comes in between, the next start finds it and copies the rest.
-        for name in sorted(self.copies.names("*.ckpt"), key=lambda name: (name != LAST, name)):
-            if not _same_file(self.copies, name, self.folder / name):
-                log.info("%s/%s is copied to %s", self.copies_at, name, self.folder)
-                _download(self.copies, name, self.folder / name)
+        for name in sorted(copies.names("*.ckpt"), key=lambda name: (name != LAST, name)):
+            if not _same_file(copies, name, self.folder / name):
+                log.info("%s/%s is copied to %s", place, name, self.folder)
+                _download(copies, name, self.folder / name)
+
+
+def is_first_rank() -> bool:
+    return rank_zero_only.rank == 0  # type: ignore[attr-defined]
 
 
 def _download(bucket: Storage, name: str, path: Path) -> None:

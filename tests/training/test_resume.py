@@ -1,6 +1,8 @@
 """Which checkpoint a run resumes from: never one that would cost the run its own."""
 
+import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,21 @@ def save(content: dict[str, Any]) -> Saved:
 def step_of(path: str | None) -> int:
     assert path is not None
     return torch.load(path, weights_only=True)["global_step"]
+
+
+def started(run: Path, copies: Path | str, ckpt_path: Path | str | None = "auto") -> RunCheckpoints:
+    """Begin a training as the command does, up to its first step."""
+    checkpoints = RunCheckpoints(run, str(copies))
+    checkpoints.resume_from(ckpt_path and str(ckpt_path))
+    checkpoints.claim()
+    return checkpoints
+
+
+def kill(checkpoints: RunCheckpoints, copies: Path) -> None:
+    """Give back what the system gives back, and leave the rest."""
+    owner = (copies / "run.json").read_bytes()
+    checkpoints.close()
+    (copies / "run.json").write_bytes(owner)
 
 
 def refusal(run: Path, ckpt_path: Path | str | None, copies: Path | str | None = None) -> str:
@@ -140,6 +157,93 @@ def test_copies_of_another_training_are_refused(tmp_path: Path, save: Saved) -> 
     assert message in refusal(run, "auto", copies)
 
 
+def test_an_explicit_checkpoint_does_not_replace_the_copies_of_another_training(tmp_path: Path, save: Saved) -> None:
+    copies = tmp_path / "copies"
+    started(tmp_path / "first", copies).close()  # nothing was saved: the folder is free again
+    kill(started(tmp_path / "second", copies, None), copies)
+    copied = save(copies / "last.ckpt", 500)
+    other, own = save(tmp_path / "other/last.ckpt", 9), save(tmp_path / "third/checkpoints/last.ckpt", 9)
+    before = {path.name: path.read_bytes() for path in copies.iterdir()}
+    for run, given in ((tmp_path / "new", other), (tmp_path / "third", own), (tmp_path / "third", "auto")):
+        assert f"checkpoint_copies={copies} is used by another run ({tmp_path}/second" in refusal(run, given, copies)
+    (copies / "run.json").unlink()  # of an earlier version
+    assert f"checkpoint_copies={copies} has checkpoints that ckpt_path={other} would replace" in refusal(
+        tmp_path / "new", other, copies
+    )
+    assert copied.read_bytes() == before["last.ckpt"]
+
+
+def test_a_run_that_resumes_from_a_named_checkpoint_keeps_its_copies_unless_they_are_later(
+    tmp_path: Path, save: Saved
+) -> None:
+    run, copies = tmp_path / "run", tmp_path / "copies"
+    kill(started(run, copies, None), copies)
+    last, copy = save(run / "checkpoints/last.ckpt", 100), save(copies / "last.ckpt", 90)
+    started(run, copies, last).close()
+    save(copy, 500)
+    message = f"checkpoint_copies={copies} has a later checkpoint (step 500) than ckpt_path={last} (step 100)"
+    assert message in refusal(run, last, copies)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_restart_without_its_folder_is_the_run_of_its_copies(tmp_path: Path, save: Saved, saved: bool) -> None:
+    run, copies = tmp_path / "run", tmp_path / "copies"
+    killed = started(run, copies)
+    if saved:
+        save(copies / "last.ckpt", 500)
+    kill(killed, copies)
+    first = (run / "run_id").read_text()
+    shutil.rmtree(run)
+    again = started(run, copies)
+    assert (run / "run_id").read_text() == first and bool(again.latest()) is saved
+    if saved:  # also on another machine
+        again.close()
+        started(tmp_path / "elsewhere", copies).close()
+        assert (tmp_path / "elsewhere/run_id").read_text() == first
+
+
+@pytest.mark.parametrize("locked", [True, False])
+@pytest.mark.parametrize("word", [None, "auto"])
+def test_of_two_trainings_that_start_together_the_second_is_refused(
+    tmp_path: Path, word: str | None, locked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not locked: as in a bucket, or on two machines with a file system that has no locks."""
+    copies = tmp_path / "copies"
+    if not locked:
+        monkeypatch.setattr("eagle3.training.copies.hold", lambda folder: nullcontext())
+    first, second = (RunCheckpoints(tmp_path / name, str(copies)) for name in ("first", "second"))
+    for each in (first, second):
+        each.resume_from(word)
+    first.claim()
+    owner = (copies / "run.json").read_bytes()
+    with pytest.raises(InputError, match=f"{copies} is (being written by process|used by another run)"):
+        second.claim()
+    second.close()
+    assert "is used by another run" in refusal(tmp_path / "third", word, copies)
+    assert (copies / "run.json").read_bytes() == owner
+
+
+def test_a_process_whose_copies_another_one_has_claimed_writes_no_more(
+    tmp_path: Path, save: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod that was taken for dead, say, while its Job was started again."""
+    monkeypatch.setattr("eagle3.training.copies.hold", lambda folder: nullcontext())
+    copies, last = tmp_path / "copies", tmp_path / "run/checkpoints/last.ckpt"
+    checkpoints, writer = RunCheckpoints(tmp_path / "run", str(copies)), AtomicCheckpointIO(copies=str(copies))
+    checkpoints.resume_from("auto")
+    writer.claimed = checkpoints.claim()
+    writer.save_checkpoint({"state_dict": {}}, last)
+    kept = save(copies / "last.ckpt", 500).read_bytes()
+    started(tmp_path / "elsewhere", copies)
+    writes: list[Callable[[Path], None]] = [
+        lambda path: writer.save_checkpoint({"state_dict": {}}, path), writer.remove_checkpoint
+    ]  # fmt: skip
+    for write in writes:
+        with pytest.raises(InputError, match=f"checkpoint_copies={copies} is written by another process"):
+            write(last)
+    assert (copies / "last.ckpt").read_bytes() == kept
+
+
 def test_a_kill_while_checkpoints_are_copied_loses_none(
     tmp_path: Path, save: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,9 +283,9 @@ def test_a_run_elsewhere_continues_from_copies_in_a_bucket(tmp_path: Path) -> No
         first = train("first", "trainer.max_epochs=1", copies, "ckpt_path=auto")  # begins: nothing is there
         bucket = open_folder(copies.partition("=")[2], setting="test")
         here = {path.name: path.read_bytes() for path in (tmp_path / "first/checkpoints").iterdir()}
-        assert {name: bytes(bucket.read(name)) for name in bucket.names("*")} == here and len(here) == 2
+        assert {name: bytes(bucket.read(name)) for name in bucket.names("*.ckpt")} == here and len(here) == 2
         second = train("second", "trainer.max_epochs=2", copies, "ckpt_path=auto")
-        assert {path.name for path in (tmp_path / "second/checkpoints").iterdir()} == {*bucket.names("*")}
+        assert {path.name for path in (tmp_path / "second/checkpoints").iterdir()} == {*bucket.names("*.ckpt")}
     assert second["global_step"] == 2 * first["global_step"] and second["epoch"] == 2
 
 
