@@ -7,6 +7,7 @@ target's, both over the draft vocabulary.
 Shapes: M rows, D draft vocabulary.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -15,7 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from eagle3.errors import InputError
 from eagle3.settings.training import TvSettings
+
+log = logging.getLogger(__name__)
 
 Logits = Float[Tensor, "M D"]  # and what is computed from them: probabilities, gradients
 PerRow = Float[Tensor, " M"]
@@ -57,8 +61,11 @@ class OfLogProbabilities(ABC):
     @abstractmethod
     def rows(self, draft: Logits, target: Logits) -> PerRow: ...
 
-    @abstractmethod
-    def slopes(self, draft: Logits, target: Logits) -> Logits: ...
+    def slopes(self, draft: Logits, target: Logits) -> Logits:
+        """Differentiate `rows` by autograd; a class that knows its derivative saves memory and time."""
+        with torch.inference_mode(False), torch.enable_grad():  # clones: of validation, tensors have no gradients
+            draft = draft.clone().requires_grad_()
+            return torch.autograd.grad(self.rows(draft, target.clone()).sum(), draft)[0]
 
     def of_target(self, logits: Logits) -> Logits:
         return logits.log_softmax(-1)
@@ -107,3 +114,55 @@ class NegativeLogAcceptance(OfLogProbabilities):
 
 
 SOFT_CROSS_ENTROPY = SoftCrossEntropy()
+SPREADS = (0.5, 1.0, 1.5, 2.0)  # of the logits in each row that `require_consistent` draws
+TOLERANCE = 1e-3  # relative to the largest component, in float32
+
+
+def require_consistent(divergence: Divergence, vocab_size: int, device: torch.device, *, uses_gradient: bool) -> None:
+    """Raise InputError if a divergence of the user's own has another gradient than autograd finds for its value.
+
+    A few random rows show it. The project's own classes have tests for that."""
+    name = f"loss.divergence={type(divergence).__name__}"
+    if type(divergence).__module__.startswith("eagle3."):
+        return
+    needed = ("of_target", "value", *(["gradient"] if uses_gradient else []))
+    if missing := [method for method in needed if not hasattr(divergence, method)]:
+        raise InputError(f"{name} has no method {' and '.join(missing)}; derive it from OfLogProbabilities")
+    spread = torch.tensor(SPREADS)[:, None]
+    generator = torch.Generator().manual_seed(0)
+    rows = (torch.randn(len(SPREADS), vocab_size, generator=generator) * spread for _ in range(2))
+    logits, target_logits = (each.to(device) for each in rows)
+    with torch.enable_grad():
+        logits.requires_grad_()
+        target = divergence.of_target(target_logits)
+        value = divergence.value(logits, logits.logsumexp(-1), target)
+        if value.shape != logits.shape[:1]:
+            raise InputError(
+                f"{name} has a value of shape {list(value.shape)} for {list(logits.shape)} logits; return one value "
+                f"per row, e.g. a sum over the last dimension"
+            )
+        if not uses_gradient:
+            return
+        if not value.requires_grad:
+            log.warning("%s has a value that autograd cannot differentiate: its gradient is not verified", name)
+            return
+        [expected] = torch.autograd.grad(value.sum(), logits)
+    with torch.no_grad():
+        try:
+            found = divergence.gradient(logits.detach().clone(), logits.logsumexp(-1), target.detach())
+        except NotImplementedError:
+            raise InputError(
+                f"{name} has no derivative; leave out `slopes`: autograd then differentiates `rows`"
+            ) from None
+    largest = expected.abs().amax(-1)
+    errors = ((found - expected).abs().amax(-1) / largest.clamp(min=torch.finfo(largest.dtype).tiny)).nan_to_num(
+        torch.inf
+    )
+    errors = errors.where(largest.isfinite(), 0)  # a value that is too large to differentiate says nothing
+    if (errors > TOLERANCE).any():
+        row = int(errors.argmax())
+        raise InputError(
+            f"{name} has another gradient than the derivative of its value: in row {row} of {len(SPREADS)} random ones "
+            f"it differs by {float((found - expected)[row].abs().max()):.2g}, where the largest component is "
+            f"{float(largest[row]):.2g}; correct `slopes`, or leave it out: autograd then differentiates `rows`"
+        )

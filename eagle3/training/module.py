@@ -22,9 +22,10 @@ from torch.optim import Optimizer
 from eagle3.adapters.lightning import skip_needless_moves
 from eagle3.errors import InputError
 from eagle3.head.batch import TttBatch
+from eagle3.head.divergence import require_consistent
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.kernels import KernelPlan, KernelSettings, choose_kernels
-from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length
+from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length, plain_loss
 from eagle3.head.registry import kind_named
 from eagle3.head.simulate_decoding import simulate_rounds
 from eagle3.settings.training import served_steps
@@ -113,6 +114,8 @@ class HeadTraining(lightning.LightningModule):
             divergence=self.loss.divergence,
             graphs_obstacle=self._graphs_obstacle(),
         )
+        vocab_size, by_gradient = self.head.config.draft_vocab_size, self.kernels.loss is not plain_loss
+        require_consistent(self.loss.divergence, vocab_size, device, uses_gradient=by_gradient)
         self.compute_step = self.loss_and_sums
         if self.kernels.cuda_graphs:
             self.compute_step = StepGraphs(self.loss_and_sums, trained(self.head), self.ttt_steps)

@@ -9,7 +9,8 @@ from divergences import DIVERGENCES, each_divergence
 from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
-from eagle3.head.divergence import Divergence
+from eagle3.errors import InputError
+from eagle3.head.divergence import Divergence, OfLogProbabilities, require_consistent
 from eagle3.head.fast.chunked_loss import plain_loss_and_gradient
 
 
@@ -91,3 +92,77 @@ def test_the_kernel_weighs_each_row_and_gives_none_to_a_row_without_loss(diverge
     torch.testing.assert_close(written, weight[:, None] * gradient(divergence, logits, target_logits[of_row]))
     assert not written[weight == 0].any()
     assert torch.equal(best, logits.argmax(-1))
+
+
+class Rows(OfLogProbabilities):
+    """Jeffreys' divergence, by its value alone."""
+
+    def rows(self, draft: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return ((draft.exp() - target.exp()) * (draft - target)).sum(-1)
+
+
+class Slopes(Rows):
+    """With its derivative, times `factor` in rows whose target is sharp."""
+
+    factor = 1.0
+
+    def slopes(self, draft: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        right = draft.exp() * (draft - target + 1) - target.exp()
+        return right * torch.where(target.amax(-1, keepdim=True) > -4, self.factor, 1.0)
+
+
+class Scaled(Slopes):
+    factor = 1.01
+
+
+class Missing(Rows):
+    def slopes(self, draft: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class OnlyValue:
+    def of_target(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.softmax(-1)
+
+    def value(self, logits: torch.Tensor, log_sum: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return log_sum - (target * logits).sum(-1)
+
+
+class Total(OnlyValue):
+    def value(self, logits: torch.Tensor, log_sum: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return super().value(logits, log_sum, target).mean()
+
+    def gradient(self, logits: torch.Tensor, log_sum: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (logits.softmax(-1) - target) / len(logits)
+
+
+class Overflows(Rows):
+    def rows(self, draft: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (100 * (target - draft)).exp().sum(-1)
+
+
+@pytest.mark.parametrize("divergence", [Rows(), Slopes(), Overflows()])
+def test_an_own_divergence_with_the_right_gradient_or_none_passes(divergence: Divergence) -> None:
+    require_consistent(divergence, 200, torch.device("cpu"), uses_gradient=True)
+    logits, target_logits = logits_of(4, 33), logits_of(4, 33, seed=1)
+    with torch.inference_mode():  # validation
+        found = Rows().gradient(logits.clone(), logits.logsumexp(-1), Rows().of_target(target_logits))
+    torch.testing.assert_close(found, gradient(Slopes(), logits, target_logits))
+
+
+@pytest.mark.parametrize(
+    ("divergence", "message"),
+    [
+        (Scaled(), r"loss\.divergence=Scaled has another gradient .*: in row \d of 4 .* by .*largest component is"),
+        (Missing(), "loss.divergence=Missing has no derivative; leave out `slopes`"),
+        (Total(), r"loss.divergence=Total has a value of shape \[\] for \[4, 200\] logits"),
+        (OnlyValue(), "loss.divergence=OnlyValue has no method gradient"),
+    ],
+)
+def test_an_own_divergence_with_another_gradient_than_its_value_is_refused(divergence: Any, message: str) -> None:
+    random = torch.get_rng_state()
+    with pytest.raises(InputError, match=message):
+        require_consistent(divergence, 200, torch.device("cpu"), uses_gradient=True)
+    assert torch.equal(torch.get_rng_state(), random), "it would change the training"
+    if not isinstance(divergence, Total):
+        require_consistent(divergence, 200, torch.device("cpu"), uses_gradient=False)

@@ -68,8 +68,10 @@ class WithoutSlopes(OfLogProbabilities):
     def rows(self, draft: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (draft.exp() * (draft - target)).sum(-1)
 
+
+class WrongSign(WithoutSlopes):
     def slopes(self, draft: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        return -super().slopes(draft, target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,16 +296,26 @@ def test_a_training_without_an_end_is_refused(train: Start) -> None:
 
 def test_an_own_loss_trains_without_a_gradient_of_its_own_and_a_callback_logs_its_terms(train: Start) -> None:
     own = (f"loss._target_={__name__}.LossWithTerms", f"+loss.divergence._target_={__name__}.WithoutSlopes")
-    with pytest.raises(NotImplementedError):
-        train("chunked", *own, "trainer.max_epochs=1").fit()
     callback = f"+callbacks.terms={{_target_: {__name__}.LogsTerms}}"
-    settings = ("kernels.loss=plain", "trainer.max_epochs=12", "callbacks.early_stopping=null")
-    done = train("plain", *own, callback, *settings, "model.train_lm_head=true")
-    rows = metrics(done.fit())
+    settings = (*own, callback, "trainer.max_epochs=12", "callbacks.early_stopping=null", "model.train_lm_head=true")
+    rows, plain = (metrics(train(each, *settings, f"kernels.loss={each}").fit()) for each in ("chunked", "plain"))
+    for column in ("train/loss", "val/loss"):
+        one, other = ([float(row[column]) for row in each if row[column]] for each in (rows, plain))
+        assert one == pytest.approx(other, rel=1e-4)
     losses = [float(row["val/loss"]) for row in rows if row["val/loss"]]
     assert losses[-1] < losses[0]
     logged = [(float(row["train/doubled"]), float(row["train/loss"])) for row in rows if row["train/loss"]]
     assert logged and all(doubled == pytest.approx(2 * loss) for doubled, loss in logged)
+
+
+def test_a_divergence_whose_derivative_is_wrong_is_refused_at_the_start(train: Start) -> None:
+    wrong = train("run", f"+loss.divergence._target_={__name__}.WrongSign")
+    with pytest.raises(InputError, match=r"loss\.divergence=WrongSign has another gradient .* differs by .*`slopes`"):
+        wrong.fit()
+    assert not list(wrong.directory.glob("checkpoints/*"))
+    train(
+        "plain", f"+loss.divergence._target_={__name__}.WrongSign", "kernels.loss=plain", "trainer.max_epochs=1"
+    ).fit()
 
 
 def test_each_epoch_trains_each_sample_once_in_an_order_of_its_own(whole_run: Start) -> None:
