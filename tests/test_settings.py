@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,21 @@ import pytest
 import scripts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import DictConfig, OmegaConf
 from stores import CONF
 
 from eagle3 import cli
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.commands.train import build_trainer
+from eagle3.data.datamodule import FeatureData
 from eagle3.errors import InputError
+from eagle3.head.divergence import CrossEntropyTv
+from eagle3.head.loss import UnrollLoss
 from eagle3.settings.check import check_settings, require_valid
 from eagle3.settings.types import shown
+from eagle3.training.callbacks import BestCheckpoint, EarlyStopping
+from eagle3.training.optim import MuonCosine
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*GPU available but not used.*", "ignore:.*fraction.*0.*")
 
@@ -207,6 +214,74 @@ def test_a_part_derived_from_one_of_ours_takes_the_same_keys(override: str, line
     with pytest.raises(InputError) as refused:
         check_settings(composed("precompute", *derived, override), "precompute")
     assert line in str(refused.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLoss(UnrollLoss):
+    first: Any = None
+    decay: float = 0.9
+
+
+class OwnOptim(MuonCosine):
+    """Another optimizer, with the keys of ours."""
+
+
+class OwnTv(CrossEntropyTv):
+    """Another divergence."""
+
+
+class OwnBest(BestCheckpoint):
+    """Keeps checkpoints elsewhere, too."""
+
+
+class OwnStop(EarlyStopping):
+    def __init__(self, *, slack: float = 0, **options: Any) -> None:
+        super().__init__(**options)
+
+
+class OwnData(FeatureData):
+    """Data that are read in another way."""
+
+
+class OwnDdp(DDPStrategy):
+    """Lightning has its class in a module other than the one that conf/ names."""
+
+
+OWN_LOSS, OWN_OPTIM = (
+    f"{group}._target_={__name__}.{name}" for group, name in (("loss", "OwnLoss"), ("optim", "OwnOptim"))
+)
+OWN_CALLBACKS = [f"callbacks.best._target_={__name__}.OwnBest", f"callbacks.early_stopping._target_={__name__}.OwnStop"]
+DERIVED: list[tuple[list[str], str, str]] = [
+    ([OWN_LOSS], "loss.decay=-1", "loss.decay=-1 must be above 0"),
+    ([OWN_LOSS], "loss.decay=abc", "loss.decay=abc must be a number"),
+    ([OWN_LOSS], "loss.normalize=tokens", "loss.normalize=tokens must be 'token' or 'sequence'"),
+    ([OWN_LOSS], "+loss.frist=3", "loss.frist is not a key of this config"),
+    ([OWN_OPTIM], "optim.lr=-3", "optim.lr=-3 must be above 0"),
+    ([OWN_OPTIM], "optim.betas=[0.9,2]", "optim.betas[1]=2 must be below 1"),
+    (["loss=soft_cross_entropy"], f"+loss.divergence={{_target_:{__name__}.OwnTv,tv_weight:2}}",
+     "loss.divergence.tv_weight=2 must be at most 1"),
+    (OWN_CALLBACKS, "callbacks.best.save_top_k=0", "callbacks.best.save_top_k=0 must be 1 or more"),
+    (OWN_CALLBACKS, "callbacks.early_stopping.patience=x", "early_stopping.patience=x must be a whole number"),
+    (OWN_CALLBACKS, "callbacks.best.mode=min", "callbacks.best.mode=min looks for the worst"),
+    ([f"data._target_={__name__}.OwnData"], "data.pack_tokens=0", "data.pack_tokens=0 must be 2 or more"),
+    (["trainer=ddp", f"trainer.strategy._target_={__name__}.OwnDdp"], "trainer.strategy.broadcast_buffers=2",
+     "trainer.strategy.broadcast_buffers=2 must be true or false"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("derived", "override", "line"), DERIVED)
+def test_a_class_derived_from_one_of_ours_keeps_the_ranges_of_its_keys(
+    derived: list[str], override: str, line: str
+) -> None:
+    check_settings(composed("train", *derived), "train")
+    with pytest.raises(InputError) as refused:
+        check_settings(composed("train", *derived, override), "train")
+    assert line in str(refused.value)
+
+
+@pytest.mark.parametrize("override", ["+loss.first=[1,2]", "~loss.normalize", "+callbacks.early_stopping.slack=-9"])
+def test_a_derived_class_may_add_keys_and_leave_some_to_its_defaults(override: str) -> None:
+    check_settings(composed("train", OWN_LOSS, *OWN_CALLBACKS, override), "train")
 
 
 PARTS = ("optim", "loss", "kernels", "trainer", "callbacks")

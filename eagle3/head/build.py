@@ -7,7 +7,8 @@ Shapes: V target vocabulary, D draft vocabulary.
 
 import logging
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from inspect import signature
 from typing import Any
 
 import torch
@@ -16,11 +17,15 @@ from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource, as_setting
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import ALIGNED, MULTIPLE, extended, most_frequent
+from eagle3.head.eagle3 import Eagle3
 from eagle3.head.registry import kind_named
+from eagle3.settings.nearest import did_you_mean
+from eagle3.settings.types import shown
 
 log = logging.getLogger(__name__)
 # Set by the new draft vocabulary and the target.
 NOT_TAKEN_OVER = ("draft_vocab_size", "num_captured_layers", "max_position_embeddings")
+OF_TARGET = ("hidden_size", "vocab_size", "draft_vocab_size", "num_captured_layers")  # no settings of a head
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,9 @@ def build_head(
         log.warning(
             f"draft vocabulary of {len(draft_ids)} tokens: with a multiple of {MULTIPLE} a GPU trains it faster"
         )
-    settings = settings_of(start, source, kind, settings) if start else with_norms(settings)
+    given, settings = settings, settings_of(start, source, kind, settings) if start else with_norms(settings)
     made = kind_named(kind)
+    require_known(given, made)
     config = made.config_type.for_target(
         source.target_config,
         num_captured_layers=len(source.made_from.capture_layers),
@@ -78,6 +84,16 @@ def build_head(
         take_over(head, start)
     head.lm_head.requires_grad_(train_lm_head)
     return head
+
+
+def require_known(settings: dict[str, Any], kind: Eagle3) -> None:
+    """Raise InputError for a key that the kind's config has not, or takes from the target alone."""
+    known = {field.name for field in fields(kind.config_type)} - {*OF_TARGET}
+    for key in sorted(settings.keys() - known):
+        others = {name for name in signature(build_head).parameters if name not in ("source", "start", "settings")}
+        meant = did_you_mean(f"model.{key}", [f"model.{name}" for name in sorted(known | others)])
+        slip = f"model.{key}={shown(settings[key])}"
+        raise InputError(f"{slip} is not a key of model.kind={kind.name}{meant}; correct the file that sets it")
 
 
 def with_norms(settings: dict[str, Any]) -> dict[str, Any]:

@@ -369,18 +369,16 @@ def monitored(train: Train) -> Train:
         rule = "leaves nothing to choose the best checkpoint by; must be above 0"
         raise fault("trainer", "limit_val_batches", value=train["trainer"]["limit_val_batches"], rule=rule)
     names = metric_names(train["ttt_steps"])
-    if all(callback["_target_"] in PARTS for callback in callbacks.values()):  # others may log metrics of their own
-        for name, callback in callbacks.items():
-            if "monitor" not in callback:
-                continue
-            monitor = callback["monitor"]
-            if monitor not in names:
-                rule = f"is logged by nothing; take one of {', '.join(sorted(names))}"
-                raise fault("callbacks", name, "monitor", value=monitor, rule=rule)
-            better = "min" if "loss" in monitor else "max"
-            if callback["mode"] != better:
-                rule = f"looks for the worst {monitor}; set callbacks.{name}.mode={better}"
-                raise fault("callbacks", name, "mode", value=callback["mode"], rule=rule)
+    # Callbacks of the user's own may log metrics of their own.
+    all_known = all(callback["_target_"] in PARTS for callback in callbacks.values())
+    for name, callback in callbacks.items():
+        monitor, better = callback.get("monitor"), "min" if "loss" in str(callback.get("monitor")) else "max"
+        if monitor is not None and monitor not in names and all_known:
+            rule = f"is logged by nothing; take one of {', '.join(sorted(names))}"
+            raise fault("callbacks", name, "monitor", value=monitor, rule=rule)
+        if monitor in names and callback.get("mode", better) != better:
+            rule = f"looks for the worst {monitor}; set callbacks.{name}.mode={better}"
+            raise fault("callbacks", name, "mode", value=callback["mode"], rule=rule)
     return train
 
 

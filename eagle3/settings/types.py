@@ -181,11 +181,32 @@ def _is_part(value: dict[Any, Any]) -> dict[Any, Any]:
     if schema:
         validated(schema, keys)
     if _importing.get() and (schema is None or getattr(schema, "__pydantic_config__", STRICT) == OPEN):
-        _require_taken(target, keys)
+        found = _require_taken(target, keys)
+        if schema is None and (schema := _schema_of_base(found)):
+            validated(_of_given_keys(schema), keys)
     return value
 
 
-def _require_taken(target: str, keys: dict[Any, Any]) -> None:
+def _schema_of_base(found: Any) -> Any:
+    """Return the schema of the part that a user's own class is derived from, or that has another name here."""
+    for base in (found, *getattr(found, "__mro__", ())):
+        for target, schema in PARTS.items():
+            if target.rpartition(".")[2] == getattr(base, "__name__", None) and locate(target) is base:
+                return schema
+    return None
+
+
+@cache
+def _of_given_keys(schema: Any) -> Any:
+    """Return the schema for keys that are given; others pass, and none must be there: a derived class has defaults."""
+    types = get_type_hints(schema, include_extras=True)
+    if is_dataclass(schema):
+        types = {each.name: types[each.name] for each in fields(schema)}
+    return with_config(OPEN)(TypedDict(schema.__name__, types, total=False))  # type: ignore[operator]
+
+
+def _require_taken(target: str, keys: dict[Any, Any]) -> Any:
+    """Import what `_target_` names, and return it if it takes these keys."""
     try:
         found = locate(target)
         if found is None:
@@ -201,6 +222,7 @@ def _require_taken(target: str, keys: dict[Any, Any]) -> None:
     if others and not rest:
         key, value = next(iter(others.items()))
         raise fault(str(key), value=value, rule=UNKNOWN)
+    return found
 
 
 if TYPE_CHECKING:

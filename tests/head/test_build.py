@@ -161,3 +161,16 @@ def test_a_head_of_other_layers_is_refused(layers: list[int], store: FeatureStor
     message = r"reads the hidden states \[.*\], data\.path=.* holds \[2, 4, 5\]; make features with features\.capture"
     with pytest.raises(InputError, match=message):
         build_head(source=store, start=replace(start, capture_layers=layers), **FREE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_head": 4}, r"model\.num_head=4 is not a key of model\.kind=eagle3 \(did you mean model\.num_heads\?\)"),
+        ({"train_lmhead": True}, r"model\.train_lmhead=true is not .* \(did you mean model\.train_lm_head\?\)"),
+        ({"hidden_size": 32}, r"model\.hidden_size=32 is not a key of model\.kind=eagle3"),
+    ],
+)
+def test_a_key_that_no_head_has_is_one_line(store: FeatureStore, settings: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_head(source=store, **SETTINGS | settings)
