@@ -61,6 +61,39 @@ def warn_of_no_validation(trainer: Trainer) -> None:
         )  # fmt: skip
 
 
+FEW_STEPS = 500  # below, smaller packs make better heads (docs/results/head-quality.md)
+FEW_SAMPLES = 30  # below, chance decides between checkpoints
+MOST_TO_VALIDATE = 0.2  # share of the prompts
+
+
+def warn_of_little(trainer: Trainer, steps: int) -> None:
+    """Warn in one line of a training that is too short for its schedule, or whose best checkpoint is chance."""
+    if trainer.global_step or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return
+    data, found = trainer.datamodule, []  # type: ignore[attr-defined]
+    train, val = len(data.train_samples), len(data.val_samples)
+    if steps < FEW_STEPS:
+        found.append(f"{steps} steps in all, below {FEW_STEPS}: {_for_more_steps(trainer, steps)}")
+    if val < FEW_SAMPLES and isinstance(trainer.checkpoint_callback, ModelCheckpoint):
+        share = math.ceil(100 * FEW_SAMPLES / (train + val)) / 100
+        more = f"set data.val_fraction={share:g}, or " if share <= MOST_TO_VALIDATE else ""
+        samples = f"{val} sample{'s' if val > 1 else ''}"
+        found.append(
+            f"{samples} to validate, below {FEW_SAMPLES}: the best checkpoint is chance; {more}use more prompts"
+        )
+    if found:
+        log.warning("a small training of %d samples: %s", train, "; ".join(found))
+
+
+def _for_more_steps(trainer: Trainer, steps: int) -> str:
+    data, accumulate = trainer.datamodule, trainer.accumulate_grad_batches  # type: ignore[attr-defined]
+    now, longest = data.settings.pack_tokens, int(data.train_samples.tokens.max())
+    smaller = min(now, max(longest, accumulate * now * steps // FEW_STEPS))
+    changes = [f"data.pack_tokens={smaller}"] if smaller < now else []
+    changes += ["trainer.accumulate_grad_batches=1"] if accumulate > 1 else []
+    return f"{'set ' * bool(changes)}{' '.join(changes)}{', or ' * bool(changes)}train longer (trainer.max_epochs)"
+
+
 class BestCheckpoint(ModelCheckpoint):
     """Keeps the best checkpoints, and deletes unfinished ones, which a kill has left.
 

@@ -30,7 +30,7 @@ from eagle3.head.registry import kind_named
 from eagle3.head.simulate_decoding import simulate_rounds
 from eagle3.settings.training import served_steps
 from eagle3.target.facts import LogitTransform
-from eagle3.training.callbacks import ends_step, logs_step
+from eagle3.training.callbacks import ends_step, logs_step, warn_of_little
 from eagle3.training.checkpoint import KEY, Origin, TrainingRecord
 from eagle3.training.optim import AdamWCosine, by_parameter, trained, whole
 from eagle3.training.schedule import ShareLR
@@ -176,6 +176,7 @@ class HeadTraining(lightning.LightningModule):
 
     def on_train_start(self) -> None:
         """Let the learning rate follow the share of the training that is done."""
+        warn_of_little(self.trainer, int(self.trainer.estimated_stepping_batches))
         schedule, trainer = self.lr_schedulers(), self.trainer
         if not isinstance(schedule, ShareLR):  # of an optimizer of the user's own
             return

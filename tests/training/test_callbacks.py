@@ -1,5 +1,6 @@
 """What callbacks and logging cost a training step."""
 
+import re
 from collections import defaultdict
 from itertools import count
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import lightning
 import pytest
 import torch
+from feature_data import feature_data
 from stores import random_samples, write_store
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,7 +20,7 @@ from eagle3.data.datamodule import FeatureData
 from eagle3.data.pack import Batch
 from eagle3.data.plan import PlannedPack
 from eagle3.training import callbacks
-from eagle3.training.callbacks import RunProgress
+from eagle3.training.callbacks import BestCheckpoint, RunProgress, warn_of_little
 from eagle3.training.module import HeadTraining
 from tests.training.test_training import LIGHTNING_WARNS, Run
 
@@ -149,3 +151,25 @@ def test_rates_leave_validation_in_the_middle_of_an_epoch_out(tmp_path: Path, mo
     fit_on_small_packs(tmp_path, "trainer.val_check_interval=0.5")
     assert clock.now > 200, "validation did not take place in the middle"
     assert clock.logged["train/tokens_per_s"] == clock.tokens
+
+
+def test_a_training_too_small_for_its_schedule_or_its_best_checkpoint_says_so_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        lines = [record.getMessage() for record in caplog.records if "a small training" in record.getMessage()]
+        caplog.clear()
+        return lines
+
+    fit_on_small_packs(tmp_path, "trainer.accumulate_grad_batches=2")
+    [line] = told()
+    assert "steps in all, below 500: set data.pack_tokens=20 trainer.accumulate_grad_batches=1" in line
+    assert re.search(r"\d+ samples to validate, below 30: the best checkpoint is chance; use more prompts", line)
+
+    few, many = (feature_data(str(tmp_path / "features"), val_fraction=fraction) for fraction in (0.1, 0.7))
+    trainer = SimpleNamespace(global_step=0, is_global_zero=True, fast_dev_run=False, accumulate_grad_batches=1)
+    for data, steps, parts in ((few, 500, ["to validate"]), (many, 499, ["below 500: set data.pack"]), (many, 500, [])):
+        trainer.datamodule, trainer.checkpoint_callback = data, BestCheckpoint(monitor="val/loss")
+        warn_of_little(trainer, steps)  # type: ignore[arg-type]
+        lines = told()
+        assert len(lines) == len(parts) and all(part in line for part, line in zip(parts, lines, strict=True))
