@@ -50,6 +50,7 @@ class Fields(TypedDict, total=False):
     role: Names
     content: Names
     finish_reason: Names
+    chat_template_kwargs: Names
     part_of: Names
     attachments: Names
 

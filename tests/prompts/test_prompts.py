@@ -32,6 +32,19 @@ def test_how_an_answer_was_made_is_kept_with_it_and_only_then(said, kept):
     assert messages_of({"messages": turns}, keep_answers=False) == users("a")
 
 
+@pytest.mark.parametrize(
+    ("flag", "trained"),
+    [
+        *((flag, False) for flag in ({"weight": 0}, {"train": False}, {"loss": False}, {"masked": True})),
+        *((flag, True) for flag in ({"weight": 1}, {"loss": None}, {"train": [0]}, {"masked": False})),
+    ],
+)
+def test_an_answer_that_is_marked_as_not_trained_keeps_the_mark(flag, trained):
+    turns = [*users("a"), {"role": "assistant", "content": "x", **flag}]
+    marks = {} if trained else {"trained": False}
+    assert messages_of({"messages": turns}, keep_answers=True)[1] == {"role": "assistant", "content": "x", **marks}
+
+
 def test_the_finish_reason_of_a_row_is_that_of_its_last_answer():
     answer = {"role": "assistant", "content": "x"}
     row = {"finish_reason": "length", "messages": [*users("a"), answer, *users("b"), answer, *users("c")]}

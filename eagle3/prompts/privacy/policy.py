@@ -14,7 +14,6 @@ from eagle3.prompts.privacy.contact import Phones
 from eagle3.prompts.privacy.names import IN_PROSE, ONLY_BY_MODEL, REQUIRED, NameModel
 from eagle3.prompts.privacy.placeholders import Allowed
 from eagle3.prompts.reading.prompt import Prompt, Verdict
-from eagle3.prompts.reading.shapes import from_json
 from eagle3.settings.prompts import Action, AllowedSettings, PrivacySettings
 from eagle3.storage.files import sha256_json
 
@@ -196,13 +195,8 @@ def _merged(masks: list[Found]) -> list[Found]:
 
 
 def _masked(prompt: Prompt, masks: list[Found]) -> Prompt | None:
-    """Return the masked prompt; None if a mask would break the JSON of its tools."""
-    contents = list(_masked_contents(prompt.texts(), masks))
-    messages = [{**message, "content": text} for message, text in zip(prompt.messages, contents, strict=False)]
-    if not prompt.tools:
-        return prompt._replace(messages=messages)
-    tools = from_json(contents[-1])  # a mask instead of a number is not JSON
-    return prompt._replace(messages=messages, tools=tools) if tools else None
+    """Return the masked prompt; None if a mask, e.g. instead of a number, would break the JSON of its tools."""
+    return prompt.with_texts(list(_masked_contents(prompt.texts(), masks)))
 
 
 def _masked_contents(contents: Iterable[str], masks: list[Found]) -> Iterator[str]:

@@ -11,6 +11,13 @@ PARTS_BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "rea
 
 # Keys of a kept answer that say how it was made: docs/how-to/imported-answers.md.
 MADE = ("prompt_ids", "output_ids", "finish_reason")
+# Keys of a turn that keep it from training, each with the values that do: of OpenAI and Mistral (weight), axolotl
+# (train, training), ms-swift (loss), torchtune (masked).
+NOT_TRAINED = {
+    **dict.fromkeys(("weight", "train", "training", "train_on_turn", "trainable", "trained", "loss", "loss_mask"),
+                    (0, "0", "false", "False")),
+    **dict.fromkeys(("masked", "mask"), (1, "1", "true", "True")),
+}  # fmt: skip
 
 # Conversations rendered into one text: their markers cannot be told from those that a user quotes.
 RENDERED = re.compile(
@@ -118,6 +125,8 @@ def _message(role: str, turn: dict, shape: Layout) -> dict[str, Any]:
 def _made(turn: dict) -> dict[str, Any]:
     """Return how an answer was made, if it says so. Text in it is not kept: no check of a prompt would read it."""
     made = {key: turn[key] for key in MADE if turn.get(key) is not None}
+    if any(turn.get(key) in values for key, values in NOT_TRAINED.items()):
+        made["trained"] = False
     if ("prompt_ids" in made) != ("output_ids" in made):
         raise Refused("only one of prompt_ids and output_ids")
     if not all(_are_ids(made[key]) for key in ("prompt_ids", "output_ids") if key in made):

@@ -1,11 +1,16 @@
-"""A clean prompt: a conversation with its id, source, licence and tools; why a row is none; the interface of checks."""
+"""A clean prompt: a conversation with its id, source, licence, tools and template variables; why a row is none; the
+interface of checks.
+"""
 
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+from eagle3.prompts.reading.shapes import from_json
+
 Tools = list[dict[str, Any]]
+TemplateKwargs = dict[str, str | int | float | bool]
 
 
 class Refused(Exception):
@@ -23,16 +28,31 @@ class Prompt(NamedTuple):  # not a dataclass: one is made for every row, in half
     messages: list[dict[str, Any]]
     known_as: tuple[str, ...] = ()  # origins and models that the row names, for the licence check
     tools: Tools | None = None
+    chat_template_kwargs: TemplateKwargs | None = None  # the row's own variables for the template
 
     def record(self) -> dict[str, Any]:
         """Return the prompt as it is written to prompts.jsonl."""
         record = {"id": self.id, "source": self.source, "license": self.license, "messages": self.messages}
-        return {**record, "tools": self.tools} if self.tools else record
+        others = {"tools": self.tools, "chat_template_kwargs": self.chat_template_kwargs}
+        return record | {name: value for name, value in others.items() if value}
 
     def texts(self) -> list[str]:
-        """Return all texts that somebody wrote: the messages, then the tools as one text."""
+        """Return all texts that somebody wrote: the messages, the tools as one text, texts among template variables."""
         contents = [message["content"] for message in self.messages]
-        return [*contents, tools_text(self.tools)] if self.tools else contents
+        tools = [tools_text(self.tools)] if self.tools else []
+        kwargs = (self.chat_template_kwargs or {}).values()
+        return [*contents, *tools, *(value for value in kwargs if isinstance(value, str))]
+
+    def with_texts(self, texts: list[str]) -> "Prompt | None":
+        """Return the prompt with these instead of `texts()`; None if the tools' text is not JSON any more."""
+        remaining = iter(texts)
+        messages = [{**message, "content": next(remaining)} for message in self.messages]
+        tools = from_json(next(remaining)) if self.tools else None
+        kwargs = (self.chat_template_kwargs or {}).items()
+        changed = {name: next(remaining) if isinstance(value, str) else value for name, value in kwargs}
+        if self.tools and not tools:
+            return None
+        return self._replace(messages=messages, tools=tools, chat_template_kwargs=changed or None)
 
     def asked(self) -> list[str]:
         """Return the texts without imported answers, so that a prompt has the same length with and without them."""

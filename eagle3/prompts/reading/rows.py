@@ -1,14 +1,23 @@
 """The rows of a source → prompts with id, source and licence, before any check."""
 
 from collections.abc import Iterator
+from math import isfinite
+from typing import Any
 
 from eagle3.prompts.licenses.terms import all_of
 from eagle3.prompts.reading.conversation import conversation, tools_of
 from eagle3.prompts.reading.formats import BLANK, NO_END, chunk_rows, cut
-from eagle3.prompts.reading.prompt import Prompt, Refused, is_unicode
-from eagle3.prompts.reading.shapes import Columns
+from eagle3.prompts.reading.prompt import Prompt, Refused, TemplateKwargs, Tools, is_unicode
+from eagle3.prompts.reading.shapes import Columns, from_json
 from eagle3.prompts.reading.sources import Source
 from eagle3.storage.files import sha256_json
+
+# Of the function that renders a template: as a variable, each would change or break the rendering.
+PARAMETERS = frozenset((
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length",
+    "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize",
+    "tokenizer_kwargs", "tools", "truncation",
+))  # fmt: skip
 
 
 def read_prompts(source: Source) -> Iterator[tuple[object, Prompt | Refused]]:
@@ -35,15 +44,16 @@ def read_prompt(value: object, source: Source, *, keep_answers: bool) -> Prompt 
 
 def _prompt(columns: Columns, id: str | None, source: Source, keep_answers: bool) -> Prompt:
     messages = conversation(columns, keep_answers=keep_answers)
-    tools = tools_of(columns)
+    tools, template_kwargs = tools_of(columns), _template_kwargs(columns)
     license = _license(columns, source)
     origins = [name for name in columns.texts("source") if _is_name(name)]
     return Prompt(
-        id=source.id_prefix + (id or sha256_json([messages, tools] if tools else messages)[:16]),
+        id=source.id_prefix + (id or _content_id(messages, tools, template_kwargs)),
         source=origins[0] if origins else source.name,
         license=license,
         messages=messages,
         tools=tools,
+        chat_template_kwargs=template_kwargs or None,
         known_as=tuple(dict.fromkeys(origins + columns.texts("model"))),
     )
 
@@ -55,6 +65,30 @@ def _id(columns: Columns) -> str | None:
         if isinstance(value, str) and _is_name(value):
             return value
     return None
+
+
+def _content_id(messages: list[dict[str, Any]], tools: Tools | None, template_kwargs: TemplateKwargs) -> str:
+    rest = [template_kwargs] if template_kwargs else []
+    return sha256_json([messages, tools, *rest] if tools or rest else messages)[:16]
+
+
+def _template_kwargs(columns: Columns) -> TemplateKwargs:
+    """Return the row's variables for the chat template. Tables fill in null for those that a row does not set."""
+    variables: TemplateKwargs = {}
+    for name, value in columns.found.get("chat_template_kwargs", ()):
+        value = from_json(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
+        given = value if isinstance(value, dict) else {name.lower().rpartition(".")[2]: value}
+        variables |= {key: each for key, each in given.items() if each is not None and key not in variables}
+    for key, value in variables.items():
+        if not (key.isidentifier() and is_unicode(key) and isinstance(value, str | int | float) and _is_json(value)):
+            raise Refused("chat_template_kwargs other than texts, numbers, true and false by name")
+        if key in PARAMETERS:
+            raise Refused(f"chat_template_kwargs with {key}, which is no variable of a template")
+    return variables
+
+
+def _is_json(value: str | float) -> bool:
+    return is_unicode(value) if isinstance(value, str) else isfinite(value)
 
 
 def _license(columns: Columns, source: Source) -> str | None:

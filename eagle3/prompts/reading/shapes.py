@@ -40,6 +40,12 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "role": ("role", "from", "speaker"),  # of a turn
     "content": ("content", "value", "text"),  # of a turn
     "finish_reason": ("finish_reason",),
+    # Variables of the chat template: an object of them, or one under its own name.
+    "chat_template_kwargs": (
+        "chat_template_kwargs", "body.chat_template_kwargs", "extra_body.chat_template_kwargs",
+        "body.extra_body.chat_template_kwargs", "metadata.chat_template_kwargs", "enable_thinking", "reasoning_effort",
+        "body.reasoning_effort",
+    ),
     "part_of": ("parent_id",),  # of a row that holds one turn of a conversation
     # Without these it would be another prompt: such rows are refused, or keep their tools (prompts.tools=keep).
     "attachments": (
