@@ -21,6 +21,7 @@ from eagle3.workers.continued import Continued
 
 if TYPE_CHECKING:
     from eagle3.prompts.growing import GrowingSource
+    from eagle3.prompts.reading.rendered import TargetMarkers
     from eagle3.target.files import TargetFiles
     from eagle3.workers.task import Workers
 
@@ -87,7 +88,7 @@ class PromptsStage(Stage):
     writes = "prompts"
 
     def reads(self, config: DictConfig) -> tuple[str, ...]:
-        return "prompts", "answers"
+        return "prompts", "answers", *(("target", "chat") if config.target.path is not None else ())
 
     def run(self, config: DictConfig, engine: Continued) -> None:
         self.prepare(config, None)
@@ -98,10 +99,18 @@ class PromptsStage(Stage):
         from eagle3.settings.prompts import StageSettings
 
         groups = {group: cli.plain(config.prompts)[group] for group in GROUPS}
-        rules = Rules(groups, privacy=cli.build(config.prompts.privacy))
+        markers = self._markers(config) if config.target.path is not None else None
+        rules = Rules(groups, privacy=cli.build(config.prompts.privacy), markers=markers)
         settings, keep_answers = cli.settings(StageSettings, config.prompts), config.answers.name == "imported"
         folder = Path(config.out_dir)
         prepare_prompts(settings, rules, keep_answers=keep_answers, out_dir=folder, growing=growing)
+
+    def _markers(self, config: DictConfig) -> "TargetMarkers":
+        from eagle3.answers.build import chat_of
+        from eagle3.answers.markers import target_markers
+        from eagle3.target.files import read_target_files
+
+        return target_markers(chat_of(config, read_target_files(**cli.plain(config.target))))
 
 
 class TargetPromptsStage(PromptsStage):

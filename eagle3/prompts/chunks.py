@@ -22,6 +22,7 @@ ROWS = [  # for the stage's output files
     ("line", pyarrow.int64()),  # of the chunk, from 1
     ("id", pyarrow.string()),
     ("reason", pyarrow.string()),  # null: the row passed all checks
+    ("name", pyarrow.string()),  # that the reason is about
     ("record", pyarrow.binary()),  # the prompt as a line of JSON
     ("license", pyarrow.string()),
     ("origin", pyarrow.string()),  # the prompt's `source`
@@ -33,6 +34,7 @@ COMPARED = [  # for the selection; only rows that passed have them
     ("cell", pyarrow.int32()),  # of the traffic mix
 ]
 SUMMARY = "summary"
+READING = "reading"  # the section of counts with how rows were read
 GROUP_ROWS, GROUP_BYTES = 4096, 4_000_000  # limits of a row group, which is kept in memory; its last row may be longer
 
 
@@ -48,6 +50,7 @@ class ChunkWriter:
         self.waiting: list[dict[str, Any]] = []  # by column; a column that is left out is null
         self.lines = self.prompts = self.bytes_waiting = 0
         self.rejected: Counter[str] = Counter()
+        self.named: dict[str, Counter[str]] = {}  # by reason
 
     def keep(self, line: int, prompt: Prompt, signature: Signature, cell: int | None) -> None:
         self.prompts += 1
@@ -56,9 +59,11 @@ class ChunkWriter:
         bands = dict(zip(band_names(len(signature.bands)), signature.bands, strict=True))
         self._add({"line": line, "id": prompt.id, **written, **compared, **bands}, len(written["record"]))
 
-    def reject(self, line: int, id: str | None, reason: str) -> None:
+    def reject(self, line: int, id: str | None, reason: str, name: str | None) -> None:
         self.rejected[reason] += 1
-        self._add({"line": line, "id": id, "reason": reason}, 0)
+        if name is not None:
+            self.named.setdefault(reason, Counter())[name] += 1
+        self._add({"line": line, "id": id, "reason": reason, "name": name}, 0)
 
     def _add(self, row: dict[str, Any], size: int) -> None:
         self.waiting.append(row)
@@ -76,7 +81,8 @@ class ChunkWriter:
         if self.waiting:
             self._flush()
         rows = self.prompts + self.rejected.total()
-        summary |= {"lines": self.lines, "rows": rows, "prompts": self.prompts, "rejected": self.rejected}
+        summary |= {"lines": self.lines, "rows": rows, "prompts": self.prompts}
+        summary |= {"rejected": self.rejected, "named": self.named}
         self.file.add_key_value_metadata({SUMMARY: json.dumps(summary, ensure_ascii=False)})
 
 
@@ -84,14 +90,16 @@ class ChunkWriter:
 def chunk_writer(path: Path, bands: int) -> Iterator[ChunkWriter]:
     """Open a chunk's file; it gets its name when the block ends well, else it is removed."""
     schema = pyarrow.schema([*ROWS, *COMPARED, *((name, pyarrow.uint64()) for name in band_names(bands))])
-    options = {"compression": "zstd", "use_dictionary": ["license", "origin", "reason"], "write_statistics": False}
+    repeated = ["license", "origin", "reason", "name"]
+    options = {"compression": "zstd", "use_dictionary": repeated, "write_statistics": False}
     with atomic_write(path) as file, parquet.ParquetWriter(file, schema, **options) as table:
         yield ChunkWriter(table)
 
 
 @dataclass(frozen=True)
 class ScannedChunk:
-    """A scanned chunk. `summary`: file, start, lines, rows, prompts, rejected (by reason), counts (by check)."""
+    """A scanned chunk. `summary`: file, start, lines, rows, prompts, rejected (by reason), named (by reason and name),
+    counts (by check)."""
 
     path: Path
     source: int  # its index in the list of sources

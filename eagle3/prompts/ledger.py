@@ -2,21 +2,25 @@
 the inputs. The ledger has no text of a row.
 """
 
+import json
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from eagle3.errors import MAKE_PROMPTS, InputError
-from eagle3.prompts.chunks import ScannedChunk
+from eagle3.prompts.chunks import READING, ScannedChunk
 from eagle3.prompts.licenses.terms import SourceTerms
 from eagle3.prompts.reading.sources import Source
 from eagle3.prompts.rules import Rules
 from eagle3.prompts.selection import Selection
-from eagle3.storage.files import atomic_write, json_line, sha256_file
+from eagle3.storage.files import atomic_write, json_line, sha256_file, sha256_json
 from eagle3.storage.records import read_sealed_json
 
-NAMED = 200  # refused licences of a source, the commonest; in many files each one names a holder
+NAMED = 200  # names of a source in the ledger, the commonest: in many files each licence names a holder
+OWN_ID = "id of another prompt, made unique"
+LISTED = 10  # of them in a line
 
 
 @dataclass
@@ -26,6 +30,7 @@ class Counts:
     rows: int = 0
     prompts: int = 0
     rejected: Counter[str] = field(default_factory=Counter)  # by reason
+    named: dict[str, Counter[str]] = field(default_factory=dict)  # by reason: the licences, sources, … refused
     licenses: Counter[str] = field(default_factory=Counter)  # of the prompts
     origins: Counter[str] = field(default_factory=Counter)  # the prompts' own `source`
     found: dict[str, Counter[str]] = field(default_factory=dict)  # counts of each check, e.g. entities
@@ -40,14 +45,18 @@ def write_prompts(
     with atomic_write(folder / "rejects.jsonl") as rejects, atomic_write(folder / "prompts.jsonl") as prompts:
         for number, chunk in enumerate(chunks):
             name = sources[chunk.source].name
-            count, reasons = counts[name], selection.reasons(number)
+            count, reasons, repeated_ids = counts[name], selection.reasons(number), selection.repeated_ids(number)
             count.rows += chunk.summary["rows"]
             for check, found in chunk.summary["counts"].items():
                 count.found.setdefault(check, Counter()).update(found)
+            read = count.found[READING]
             lines = 0 if chunk.summary["start"] == 0 else lines
             for index, row in enumerate(chunk.rows()):
                 reason = row["reason"] or reasons.get(index)
                 if reason is None:
+                    if index in repeated_ids:
+                        row["record"] = _with_own_id(row["record"])
+                        read[OWN_ID] += 1
                     prompts.write(row["record"])
                     count.prompts += 1
                     count.licenses[row["license"]] += 1
@@ -55,9 +64,19 @@ def write_prompts(
                     continue
                 count.rejected[reason] += 1
                 place = {"file": chunk.summary["file"], "line": lines + row["line"]}
-                rejects.write(json_line({"id": row["id"], "source": name, **place, "reason": reason}))
+                named = {"name": row["name"]} if row["name"] is not None else {}
+                if named:
+                    count.named.setdefault(reason, Counter())[row["name"]] += 1
+                rejects.write(json_line({"id": row["id"], "source": name, **place, "reason": reason, **named}))
             lines += chunk.summary["lines"]
     return counts
+
+
+def _with_own_id(record: bytes) -> bytes:
+    """Return a prompt whose id another one has, with an id that also depends on its content."""
+    prompt = json.loads(record)
+    content = {key: value for key, value in prompt.items() if key not in ("id", "source", "license")}
+    return json_line({**prompt, "id": f"{prompt['id']}-{sha256_json(content)[:16]}"})
 
 
 def current_ledger(folder: Path, inputs: dict) -> dict | None:
@@ -97,7 +116,7 @@ def _sorted(value: Any, most: int | None = None) -> Any:
         rest = sum(number for _, number in ordered[most:]) if most else 0
         return dict(ordered[:most]) | ({"others": rest} if rest else {})
     if isinstance(value, dict):
-        return {key: _sorted(part, NAMED if key == "found" else most) for key, part in value.items()}
+        return {key: _sorted(part, NAMED if key in ("found", "named") else most) for key, part in value.items()}
     return value
 
 
@@ -135,17 +154,22 @@ def _leaks(counts: dict[str, Counts], rules: Rules) -> dict[str, dict[str, int]]
     }
 
 
-# By the beginning of the commonest reason.
+# By the beginning of the commonest reason; NAME stands for the commonest name that it is about.
 ADVICE = {
     "no column of messages or prompts": "say which column holds them, e.g. '+prompts.fields.prompt=COLUMN' "
     "(conf/prompts/default.yaml)",
-    "unknown role": "say whose turns they are, e.g. '+prompts.roles.NAME=user' (conf/prompts/default.yaml)",
-    "license": "give the licence of rows that name none, e.g. prompts.license=Apache-2.0; data of your own gets a name "
-    "that you allow: prompts.license=in-house 'prompts.licenses.allowed_terms=[in-house]' (conf/prompts/licenses)",
-    "source forbidden": "allow it by its name if the rows are yours to use, e.g. prompts.licenses.cleared=[NAME], or "
-    "rename a file of your own that is only called so (conf/prompts/licenses)",
+    "unknown role": "say whose turns they are, e.g. '+prompts.roles={NAME: user}' (conf/prompts/default.yaml)",
+    "license missing": "give the licence of rows that name none, e.g. prompts.license=Apache-2.0; data of your own "
+    "gets a name that you allow: prompts.license=in-house 'prompts.licenses.allowed_terms=[in-house]' "
+    "(conf/prompts/licenses)",
+    "license": "if you may use these rows, allow their licence: 'prompts.licenses.allowed_terms=[\"NAME\"]' "
+    "(conf/prompts/licenses)",
+    "source forbidden": "if the rows are yours to use, allow them by this name: 'prompts.licenses.cleared=[\"NAME\"]'; "
+    "it may be that of a file or folder in the path, of the dataset card, or of the row's source or model "
+    "(conf/prompts/licenses)",
     "no assistant turn": "give rows with answers, or drop answers=imported",
-    "not a JSON object": "write one object a line, or all of them as one array in a file that ends in .json",
+    "not a JSON object": "write one object a line, or all of them as one array",
+    "row with a file": "these rows are about it; '+prompts.fields.attachments=[]' asks them without it",
     "": "give rows with messages or prompts, or change what refuses these (conf/prompts)",
 }
 
@@ -153,9 +177,32 @@ ADVICE = {
 def nothing_left(sources: list[Source], chunks: list[ScannedChunk]) -> InputError:
     """Return the error for a run without prompts, with advice about the commonest reason."""
     rows = sum(chunk.summary["rows"] for chunk in chunks)
-    rejected = sum((Counter(chunk.summary["rejected"]) for chunk in chunks), Counter())
-    reasons = ", ".join(f"{reason}: {number}" for reason, number in rejected.most_common()) or "the sources are empty"
+    rejected = sum((Counter(chunk.summary["rejected"]) for chunk in chunks), Counter[str]())
+    named = merged(chunk.summary["named"] for chunk in chunks)
     commonest = max(rejected, key=rejected.__getitem__, default="")
     advice = next(advice for reason, advice in ADVICE.items() if commonest.startswith(reason))
+    name = max(named.get(commonest, {}), key=named.get(commonest, Counter()).__getitem__, default="NAME")
     names = ", ".join(source.name for source in sources)
-    return InputError(f"prompts: none of {rows} rows in {names} passed ({reasons}); {advice}")
+    return InputError(
+        f"prompts: none of {rows} rows in {names} passed ({in_words(rejected, named) or 'the sources are empty'}); "
+        f"{advice.replace('NAME', name)}"
+    )
+
+
+def merged(counts: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, Counter[str]]:
+    """Add the counters of each key up."""
+    total: dict[str, Counter[str]] = {}
+    for each in counts:
+        for key, counter in each.items():
+            total.setdefault(key, Counter()).update(counter)
+    return total
+
+
+def in_words(counts: Counter[str], named: Mapping[str, Counter[str]], most: int | None = None) -> str:
+    """Return the commonest reasons with their counts, and after each the commonest names that it is about."""
+    parts = [
+        f"{reason}: {number}" + (f" ({in_words(named[reason], {}, LISTED)})" if reason in named else "")
+        for reason, number in counts.most_common(most)
+    ]
+    more = [f"{len(counts) - most} more"] if most is not None and len(counts) > most else []
+    return ", ".join(parts + more)

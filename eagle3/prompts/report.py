@@ -16,6 +16,7 @@ PRIVACY = {
     "off": "**Personal data was not looked for.**",
 }
 LISTED_LICENSES = 12  # of a source, the commonest: merged data sets have hundreds of combinations
+LISTED_NAMES = 50  # of a reason
 LICENSE_TEXT = "https://spdx.org/licenses/{id}.html"
 
 
@@ -42,12 +43,32 @@ def _rows(ledger: dict[str, Any]) -> Iterator[str]:
     yield "## Why rows are not prompts"
     refused = [(name, *reason) for name, each in sources.items() for reason in each["rejected"].items()]
     yield _table(("source", "reason", "rows"), refused) if refused else "Every row is a prompt."
+    named = [
+        (name, reason, *row)
+        for name, each in sources.items()
+        for reason, names in each["named"].items()
+        for row in _commonest(names, LISTED_NAMES, "names")
+    ]
+    if named:
+        yield "What these reasons are about, in the rows' own words; `rejects.jsonl` has the name of each row."
+        yield _table(("source", "reason", "name", "rows"), named)
+    yield "## How rows were read"
+    notes = [
+        (name, *note)
+        for name, each in sources.items()
+        for note in _commonest(each["found"].get("reading", {}), LISTED_NAMES, "columns and keys")
+    ]
+    yield _table(("source", "rows with", "rows"), notes) if notes else "Every row was read whole."
 
 
 def _licenses(ledger: dict[str, Any]) -> Iterator[str]:
     entries = ledger["attribution"]
     yield "## Licences of the prompts"
-    licenses = [(name, *row) for name, each in ledger["sources"].items() for row in _commonest(each["licenses"])]
+    licenses = [
+        (name, *row)
+        for name, each in ledger["sources"].items()
+        for row in _commonest(each["licenses"], LISTED_LICENSES, "combinations")
+    ]
     yield _table(("source", "licence", "prompts"), licenses)
     yield "Rows without a licence have their source's. `attribution.txt` has the credits for a release."
     own = "none: its rows name theirs"
@@ -55,11 +76,11 @@ def _licenses(ledger: dict[str, Any]) -> Iterator[str]:
     yield _table(("source", "its licence is from", "credit"), credits)
 
 
-def _commonest(licenses: dict[str, int]) -> Iterable[tuple[str, int]]:
-    ordered = [*licenses.items()]
-    yield from ordered[:LISTED_LICENSES]
-    if rest := ordered[LISTED_LICENSES:]:
-        yield f"{len(rest)} other combinations", sum(prompts for _, prompts in rest)
+def _commonest(counts: dict[str, int], most: int, of: str) -> Iterable[tuple[str, int]]:
+    ordered = [*counts.items()]
+    yield from ordered[:most]
+    if rest := ordered[most:]:
+        yield f"{len(rest)} other {of}", sum(number for _, number in rest)
 
 
 def _credit(entry: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from eagle3.prompts.overlap.duplicates import KnownCheck, Signer
 from eagle3.prompts.overlap.leaks import LeakCheck, read_benchmarks
 from eagle3.prompts.privacy import Privacy
 from eagle3.prompts.reading.prompt import Check, Prompt
+from eagle3.prompts.reading.rendered import TargetMarkers, TargetMarkersCheck
 from eagle3.prompts.reading.rows import read_prompts
 from eagle3.prompts.reading.sources import Source, file_state, plain_source
 from eagle3.prompts.traffic.mix import TrafficMix
@@ -20,9 +21,9 @@ GROUPS = ("licenses", "length", "language", "privacy", "decontamination", "dupli
 
 
 class Rules:
-    """settings: the groups as plain values; privacy: the check built from its group."""
+    """settings: the groups as plain values; privacy: the check built from its group; markers: None without a target."""
 
-    def __init__(self, settings: dict[str, Any], *, privacy: Privacy):
+    def __init__(self, settings: dict[str, Any], *, privacy: Privacy, markers: TargetMarkers | None = None):
         assert set(settings) == set(GROUPS), settings
         self.settings = settings
         self.privacy = privacy
@@ -32,7 +33,9 @@ class Rules:
         self.signer = Signer(self.duplicates)
         self.known = KnownCheck(self.duplicates.known) if self.duplicates.known else None
         self.traffic = TrafficMix(**settings["traffic"]) if settings["traffic"] else None
-        self._common: list[Check] = [LanguageCheck(**settings["language"]), privacy]
+        self.markers = markers
+        self._common: list[Check] = [TargetMarkersCheck(markers)] if markers else []
+        self._common += [LanguageCheck(**settings["language"]), privacy]
         if self.benchmarks:
             self._common.append(LeakCheck(self.benchmarks, settings["decontamination"]["dropped_words"]))
         if self.known:
@@ -43,7 +46,7 @@ class Rules:
         checks: list[Check] = [LengthCheck(**self.settings["length"]), *self._common]
         if source.written_by:  # whoever trains on the target's answers has accepted its licence
             return checks
-        return [LicenseCheck(self.licenses, source.terms, self.privacy.safe_source), *checks]
+        return [LicenseCheck(self.licenses, source.terms), *checks]
 
     def inputs(self) -> dict[str, Any]:
         """Return everything that the result depends on, except the sources: settings, and the state of their files."""
@@ -53,7 +56,8 @@ class Rules:
             files.append([file_state(str(file)) for file in self.known.files()])
         if self.traffic is not None:
             files.append(self._sample_source(self.traffic).fingerprint())
-        return {**self.settings, "files": files}
+        markers = {"markers": self.markers.plain()} if self.markers else {}
+        return {**self.settings, **markers, "files": files}
 
     def sample_cells(self, mix: TrafficMix) -> Counter[int]:
         """Count the production prompts of the sample by cell."""

@@ -14,9 +14,9 @@ from loky import ProcessPoolExecutor
 
 from eagle3.errors import InputError
 from eagle3.progress import Bar
-from eagle3.prompts.chunks import ChunkWriter, ScannedChunk, chunk_writer
+from eagle3.prompts.chunks import READING, ChunkWriter, ScannedChunk, chunk_writer
 from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
-from eagle3.prompts.reading.prompt import Check, Prompt, Refused
+from eagle3.prompts.reading.prompt import Check, Prompt, Refused, is_unicode
 from eagle3.prompts.reading.rows import read_prompt
 from eagle3.prompts.reading.sources import Source, file_name, file_state
 from eagle3.prompts.rules import Rules
@@ -24,6 +24,7 @@ from eagle3.storage.files import sha256_json
 
 AHEAD = 2  # tasks per process that may wait for an earlier one
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # per worker: there is one process per core
+LONGEST_NAME = 120  # characters of a licence, source, role or column in the ledger
 IDLE_SECONDS = 60  # then a worker ends by itself: its parent may have been killed with -9
 
 
@@ -63,22 +64,34 @@ class Scanner:
 
     def scan(self, task: ScanTask, path: Path) -> None:
         source, checks = self.sources[task.source], self.checks[task.source]
-        counts: dict[str, Counter[str]] = {check.name: Counter() for check in checks}
+        counts: dict[str, Counter[str]] = {READING: Counter(), **{check.name: Counter() for check in checks}}
         with chunk_writer(path, self.signer.bands) as writer:
-            for line, value in chunk_rows(task.chunk, source.shape.wanted):
+            for line, value in chunk_rows(task.chunk, source.shape):
                 writer.lines = line
                 if value is not BLANK:
                     row = read_prompt(value, source, keep_answers=self.keep_answers)
+                    if isinstance(row, Prompt):
+                        counts[READING].update(self._note(*note) for note in row.notes)
                     self._write(writer, line, checked(row, checks, counts))
             writer.finish(file=file_name(task.chunk.file), start=task.chunk.start, counts=counts)
 
     def _write(self, writer: ChunkWriter, line: int, found: Prompt | Refused) -> None:
         """Write a row. Its names are made safe only here: the licence check needs the row's own `source`."""
         if isinstance(found, Refused):
-            writer.reject(line, self.privacy.safe_id(found.id) if found.id else None, found.reason)
+            id, name = found.id and self.privacy.safe_id(found.id), found.name and self._safe(found.name)
+            writer.reject(line, id or None, found.reason, name or None)
             return
         found = found._replace(id=self.privacy.safe_id(found.id), source=self.privacy.safe_source(found.source))
         writer.keep(line, found, self.signer(found), self.traffic.cell(found) if self.traffic else None)
+
+    def _note(self, what: str, name: str | None) -> str:
+        return what if name is None else f"{what}: {self._safe(name)}"
+
+    def _safe(self, name: str) -> str:
+        """Return a name of a row, such as its licence, as it may be written: a long one is a text, which is cut."""
+        name = self.privacy.safe_source(" ".join(name.split()))
+        name = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…"
+        return name if is_unicode(name) else repr(name)
 
 
 def checked(found: Prompt | Refused, checks: list[Check], counts: dict[str, Counter[str]]) -> Prompt | Refused:
@@ -88,7 +101,7 @@ def checked(found: Prompt | Refused, checks: list[Check], counts: dict[str, Coun
             break
         verdict = check(found)
         counts[check.name].update(verdict.counts)
-        found = verdict.prompt or found if verdict.reason is None else Refused(verdict.reason, found.id)
+        found = verdict.prompt or found if verdict.reason is None else Refused(verdict.reason, found.id, verdict.name)
     return found
 
 

@@ -3,6 +3,7 @@
 Rows, including refused ones, are numbered from 0 in the order of the sources. Data beyond MEMORY is on disk.
 """
 
+import glob
 from array import array
 from collections import Counter
 from itertools import accumulate
@@ -43,6 +44,7 @@ class Selection:
         sources = [chunk.source for chunk in chunks]
         files = {
             "filename": [str(chunk.path) for chunk in chunks],
+            "pattern": [glob.escape(str(chunk.path)) for chunk in chunks],
             "start": self.starts[:-1],
             "source": sources,
             "source_start": [self.starts[sources.index(source)] for source in sources],
@@ -50,7 +52,7 @@ class Selection:
         self._store("chunks", pyarrow.table(files))
         self.db.execute("""
             SET preserve_insertion_order = false;
-            SET VARIABLE files = (SELECT list(filename) FROM chunks);
+            SET VARIABLE files = (SELECT list(pattern) FROM chunks);
             CREATE VIEW scanned AS
                 SELECT (start + file_row_number)::INTEGER AS number, source, source_start, parquet.*
                 FROM read_parquet(getvariable('files'), file_row_number = true, filename = true) AS parquet
@@ -218,9 +220,23 @@ class Selection:
         start, end = self.starts[chunk], self.starts[chunk + 1]
         return {number - start: reason for number, reason in self.db.execute(query, [start, end]).fetchall()}
 
+    def repeated_ids(self, chunk: int) -> set[int]:
+        """Return the kept prompts of a chunk whose id an earlier kept prompt has, by their row in it."""
+        self.db.execute("""
+            CREATE TABLE IF NOT EXISTS repeated AS
+                SELECT number FROM fates WHERE reason IS NULL
+                QUALIFY row_number() OVER (PARTITION BY id ORDER BY number) > 1
+        """)
+        start, end = self.starts[chunk], self.starts[chunk + 1]
+        query = "SELECT number FROM repeated WHERE number >= ? AND number < ?"
+        return {number - start for [number] in self.db.execute(query, [start, end]).fetchall()}
+
 
 def _steps(duplicates: DuplicateSettings) -> list[tuple[str, str]]:
-    """Return, in order, the columns whose values must be unique, with the reason for refusing repetitions."""
+    """Return the columns whose values must be unique, with the reason for refusing repetitions.
+
+    Other prompts with the same id are kept: shards of one data set may all count from 0.
+    """
     if duplicates.exact:
-        return [("text", EXACT), ("id", ID)]
-    return [("id", ID), ("text", NEAR)] if duplicates.near else [("id", ID)]
+        return [("text", EXACT)]
+    return [("text", NEAR)] if duplicates.near else [("id, text", ID)]

@@ -7,7 +7,7 @@ are written (ledger.py, report.py), ledger.json last. A killed run resumes from 
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +16,18 @@ from typing import Any
 from loky import cpu_count
 
 from eagle3.errors import InputError
-from eagle3.prompts.chunks import ScannedChunk
+from eagle3.prompts.chunks import READING, ScannedChunk
 from eagle3.prompts.growing import GrowingSource
-from eagle3.prompts.ledger import Counts, current_ledger, make_ledger, nothing_left, write_prompts
+from eagle3.prompts.ledger import (
+    LISTED,
+    Counts,
+    current_ledger,
+    in_words,
+    make_ledger,
+    merged,
+    nothing_left,
+    write_prompts,
+)
 from eagle3.prompts.reading.sources import Source, configured_sources, require_unique_names
 from eagle3.prompts.report import write_report
 from eagle3.prompts.rules import Rules
@@ -31,7 +40,7 @@ from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 9  # raise it when the same rows would give other prompts, so that older prompts are made again
+FORMAT = 10  # raise it when the same rows would give other prompts, so that older prompts are made again
 
 
 def prepare_prompts(
@@ -85,9 +94,27 @@ def prepare_prompts(
     ledger = _publish(folder, found, counts, traffic, rules, inputs())
     shutil.rmtree(work)
     log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], folder)
-    if left_out := sum((Counter(source["rejected"]) for source in ledger["sources"].values()), Counter[str]()):
-        log.info("left out: %s; report.md there has more", dict(left_out.most_common()))
+    _log_details(ledger["sources"].values())
     return ledger
+
+
+def _log_details(counts: Collection[dict]) -> None:
+    """Log one line of what was left out, and one of how rows were read; `counts` of the sources in the ledger."""
+    named = merged(source["named"] for source in counts)
+    if left_out := sum((Counter(source["rejected"]) for source in counts), Counter[str]()):
+        log.info("left out: %s; report.md there has more", in_words(left_out, named))
+    if read := sum((Counter(source["found"].get(READING, {})) for source in counts), Counter[str]()):
+        log.info("as read: %s; report.md there has more", "; ".join(_by_kind(read)))
+
+
+def _by_kind(notes: Counter[str]) -> Iterator[str]:
+    """Yield each kind of notes with its count, or with the names that it is about, each with its count."""
+    kinds: dict[str, Counter[str]] = {}
+    for note, number in notes.items():
+        what, _, name = note.partition(": ")
+        kinds.setdefault(what, Counter())[name] += number
+    for what, names in kinds.items():
+        yield f"{what}: {names['']}" if "" in names else f"{what}: {in_words(names, {}, most=LISTED)}"
 
 
 Selected = tuple[list[ScannedChunk], Selection]

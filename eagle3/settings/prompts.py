@@ -46,6 +46,7 @@ class Fields(TypedDict, total=False):
     prompt: Names
     context: Names
     system: Names
+    choices: Names
     answer: Names
     role: Names
     content: Names

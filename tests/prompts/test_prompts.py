@@ -6,7 +6,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prompt_stage import chat, messages_of, reasons, users, write
+from prompt_stage import chat, messages_of, reasons, texts, users, write
 
 from eagle3.errors import InputError
 from eagle3.prompts import Refused, plain_source
@@ -95,12 +95,15 @@ def test_a_row_that_is_no_prompt_costs_itself_alone(prepare):
     assert prepare.rejects()[0] == {"id": None, **place, "reason": "not a JSON object"}
 
 
-def test_a_file_that_is_not_utf_8_is_refused_and_never_guessed(prepare, tmp_path):
+@pytest.mark.parametrize(
+    ("encoding", "named"),
+    [("utf-16", "UTF-16"), ("utf-16-le", "UTF-16"), ("utf-32", "UTF-32"), ("cp1252", "WINDOWS-1252")],
+)
+def test_a_file_that_is_not_utf_8_is_refused_with_its_encoding(prepare, tmp_path, encoding, named):
     lines = "\n".join(json.dumps({"prompt": name}, ensure_ascii=False) for name in ("one", "Škoda", "three"))
-    path = tmp_path / "windows.jsonl"
-    path.write_bytes(lines.encode("utf-16"))
-    with pytest.raises(InputError, match="not a JSON object: 3"):
-        prepare(path=str(path), license="MIT")
+    (tmp_path / "windows.jsonl").write_bytes(lines.encode(encoding))
+    with pytest.raises(InputError, match=rf"windows\.jsonl is .*iconv -f {named} -t UTF-8"):
+        prepare(path=str(tmp_path / "windows.jsonl"), license="MIT")
 
 
 def test_ids_come_from_the_row_or_else_from_the_content(prepare):
@@ -112,10 +115,16 @@ def test_ids_come_from_the_row_or_else_from_the_content(prepare):
     assert [prompt["id"] for prompt in prepare.prompts()] == [ids[4], ids[3]]
 
 
-def test_the_second_row_with_an_id_is_refused(prepare):
-    prepare([chat("a", id=1, license="GPL-3.0-only"), chat("b", id=1), chat("c", id="1"), chat("d")])
-    assert [prompt["messages"] for prompt in prepare.prompts()] == [users("b"), users("d")]
-    assert reasons(prepare) == ["license not allowed: GPL-3.0-only", "duplicate id"]
+def test_other_prompts_with_an_id_that_is_taken_get_one_from_their_content(prepare):
+    rows = [chat("a", id=1, license="GPL-3.0-only"), chat("b", id=1), chat("c", id="1"), chat("d", id=1), chat("e")]
+    ledger = prepare(rows)
+    first, *others, _ = [prompt["id"] for prompt in prepare.prompts()]
+    assert first == "1" and all(id.startswith("1-") for id in others) and len({*others}) == 2
+    assert ledger["sources"]["chats"]["found"]["reading"] == {"id of another prompt, made unique": 2}
+    prepare(rows, limit=3)
+    assert [prompt["id"] for prompt in prepare.prompts()] == [first, *others]
+    prepare([rows[1], rows[3]])
+    assert [prompt["id"] for prompt in prepare.prompts()] == [first, others[1]]
 
 
 def test_an_id_or_source_that_no_file_can_hold_counts_as_missing(prepare):
@@ -200,6 +209,22 @@ def test_data_files_of_a_folder_that_are_in_no_split_are_named(prepare, tmp_path
     assert "NOT read" not in caplog.text
 
 
+@pytest.mark.parametrize("name", ["data [v2]", "a*b", "what?"])
+def test_a_name_with_the_signs_of_a_pattern_is_taken_literally(prepare, tmp_path, name, caplog):
+    folder = tmp_path / name / "sub [1]"
+    folder.mkdir(parents=True)
+    file = write(folder / "train [1].jsonl", [chat("a")])
+    write(tmp_path / name / "test.jsonl", [chat("b")])
+    (tmp_path / name / "README.md").write_text("---\nlicense: mit\n---\n")
+    if "?" not in name:  # which DuckDB has for a query
+        prepare.out_dir, prepare.folder = tmp_path / name / "out", tmp_path / name / "out" / "prompts"
+    prepare(path=str(tmp_path / name))
+    assert texts(prepare) == ["a"]
+    prepare(path=str(file))
+    assert texts(prepare) == ["a"]
+    assert "NOT read" not in caplog.text
+
+
 def test_a_split_of_a_file_has_no_effect_and_is_said_to_have_none(prepare, tmp_path, caplog):
     path = write(tmp_path / "chats.jsonl", [chat("a"), chat("b")])
     assert prepare(path=str(path), split="test")["prompts"] == 2
@@ -257,7 +282,7 @@ def test_many_sources_keep_their_order_names_licences_and_limits_and_may_share_i
         ({"path": "HERE/two"}, r"prompts\.path=.*two is not a dataset folder.*\['x', 'y'\].*the subfolder"),
         ({"path": "HERE/good", "split": "test"}, r"prompts\.split=test is not in .*; it has: train"),
         ({"path": "HERE/bad.parquet"}, r"bad\.parquet is damaged, not what its ending says"),
-        ({"path": "HERE/bad.json"}, r"bad\.json starts like a JSON array but is not valid JSON"),
+        ({"path": "HERE/bad.json"}, r"bad\.json starts like one JSON .* \(line 2, column 1"),
         ({"sources": ["HERE/good/a.jsonl"] * 2}, r"prompts\.sources\[1\]\.name=a is taken"),
     ],
 )

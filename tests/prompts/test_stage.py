@@ -72,11 +72,13 @@ def test_a_failing_run_leaves_the_earlier_prompts_whole(prepare, tmp_path):
          r"none of 3 rows in chats passed \(license missing: 2.*prompts\.licenses\.allowed_terms=\[in-house\]"),
         ([], {}, r"none of 0 rows in chats passed \(the sources are empty\); give rows with messages"),
         ([chat("a", license=None), {"x": 1}, {"x": 2}], {}, r"prompts: 2, license missing: 1\); say which column"),
-        ([chat("a", source="ShareGPT")], {}, r"forbidden: ShareGPT.*: 1\); allow it .*licenses\.cleared=\[NAME\]"),
+        ([chat("a", source="ShareGPT")], {}, r"\(ShareGPT: 1\)\); .*licenses\.cleared=\[\"ShareGPT\"\]"),
         ([chat("a", answers=1)], {"keep_answers": True}, r"no assistant turn: 1\); give rows with answers"),
         ([chat("longer than five")], {"length": {"max_characters": 5}},
          r"more than 5 characters: 1\); .*change what refuses these \(conf/prompts\)"),
-        (["{", '"messages": []', "}"], {}, r"not a JSON object: 3\); write one object a line"),
+        (["a", "b", "c"], {}, r"not a JSON object: 3\); write one object a line"),
+        ([{"messages": [{"role": "Kundin", "content": "a"}]}], {},
+         r"unknown role: 1 \(Kundin: 1\)\); .*prompts\.roles=\{Kundin: user\}"),
     ],
 )  # fmt: skip
 def test_no_prompt_left_is_an_error_with_counts_and_advice_on_the_commonest_reason(prepare, rows, config, message):
@@ -91,7 +93,8 @@ def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
     rows = [
         chat("fine"),
         f'{{"prompt": "{secret}',
-        {"messages": [{"role": secret, "content": secret}]},
+        {"messages": [{"role": "jane@acme.com", "content": secret}]},
+        {"prompt": "with more", "license": "MIT", "jane@acme.com": secret, "metadata": {"mood": secret}},
         {"messages": users([{"type": secret, secret: secret}])},
         {secret: secret},
         chat(secret, license=None),
@@ -100,16 +103,15 @@ def test_no_text_of_a_refused_row_is_written_or_logged(prepare, caplog, capfd):
         {"messages": [*users(secret), {"role": "tool", "content": secret}]},
     ]
     ledger = prepare(rows)
-    assert ledger["prompts"] == 1 and ledger["rows"] == len(rows)
-    assert "left out: {" in caplog.text
+    assert ledger["prompts"] == 2 and ledger["rows"] == len(rows)
+    assert "left out: " in caplog.text and "as read: column not read: " in caplog.text
     written = "".join((prepare.folder / name).read_text(errors="replace") for name in OUTPUTS)
     output = capfd.readouterr()
     assert secret not in written + caplog.text + output.out + output.err
-    # Licences are what people need to see, to allow them: in the ledger alone, and without anybody's address.
-    assert list(ledger["sources"]["chats"]["found"]["licenses"].values()) == [1, 1]
-    assert "our own terms" in ledger["sources"]["chats"]["found"]["licenses"]
+    # Names of licences, roles and columns are what people need to see, but never anybody's address.
+    assert "our own terms" in (prepare.folder / "report.md").read_text()
+    assert "| column not read: metadata.mood | 1 |" in (prepare.folder / "report.md").read_text()
     assert "jane" not in written
-    assert all("our own terms" not in (prepare.folder / name).read_text() for name in ("report.md", "rejects.jsonl"))
 
 
 def test_the_package_imports_without_torch():

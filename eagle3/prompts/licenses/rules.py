@@ -18,8 +18,6 @@ from eagle3.settings.prompts import LicenseSettings
 
 log = logging.getLogger(__name__)
 
-LONGEST_NAMED = 80  # characters of a refused licence in the ledger; longer ones are licence texts
-
 # "()", "(OR MIT WITH x)" and deep nesting make the parser raise more than its own error.
 UNPARSABLE = (ExpressionError, IndexError, AssertionError, RecursionError)
 
@@ -64,13 +62,13 @@ class LicenseRules:
             refusals = [self.license_refusal(part) for part in parts] if len(parts) > 1 else ["license unparsable"]
             return next(filter(None, refusals), None)
 
-    def source_refusal(self, *names: str) -> str | None:
-        """Return why a source with these names is refused, by the first matching entry; None: it passes."""
-        letters = [_letters(name) for name in names]
-        if self.cleared.intersection(letters):
+    def source_refusal(self, *names: str) -> tuple[str, str] | None:
+        """Return why a source of these names is refused, and the name that the first entry matches; None: it passes."""
+        letters = {name: _letters(name) for name in names}
+        if self.cleared.intersection(letters.values()):
             return None
-        found = (why for pattern, why in self.forbidden if any(pattern.match(name) for name in letters))
-        return next((f"source forbidden: {why}" for why in found), None)
+        found = ((why, name) for pattern, why in self.forbidden for name in names if pattern.match(letters[name]))
+        return next(((f"source forbidden: {why}", name) for why, name in found), None)
 
     def _permits(self, expression: Any) -> bool:
         for operator, combined in ((_licensing().AND, all), (_licensing().OR, any)):
@@ -87,11 +85,9 @@ class LicenseCheck:
 
     name = "licenses"
 
-    def __init__(self, rules: LicenseRules, terms: SourceTerms, safe_name: Callable[[str], str]):
-        """safe_name: makes a refused licence safe for the ledger."""
+    def __init__(self, rules: LicenseRules, terms: SourceTerms):
         self.rules = rules
         self.source = terms.name
-        self.safe_name = safe_name
         self.source_refusal = rules.source_refusal(*terms.known_as)
         _warn_of_overruled(rules, terms)
 
@@ -102,12 +98,11 @@ class LicenseCheck:
     @lru_cache(4096)  # noqa: B019 many rows share source, models and licence; each source has one check
     def _check(self, source: str, known_as: tuple[str, ...], license: str | None) -> tuple[Verdict, str | None]:
         """Return the verdict, and the licence, of one that passes as its SPDX id."""
-        if reason := self.source_refusal or self.rules.source_refusal(*({source, *known_as} - {self.source})):
-            return Verdict(reason=reason), license
+        others = [name for name in (source, *known_as) if name != self.source]
+        if refusal := self.source_refusal or self.rules.source_refusal(*others):
+            return Verdict(*refusal), license
         if reason := self.rules.license_refusal(license):
-            name = self.safe_name(" ".join((license or "").split()))  # in the ledger, to be allowed or aliased
-            name = name if len(name) <= LONGEST_NAMED else f"{name[:LONGEST_NAMED]}…"
-            return Verdict(reason=reason, counts={name: 1} if license else {}), license
+            return Verdict(reason, license), license
         assert license is not None  # a missing one was refused
         return Verdict(), self.rules.id_of(license)
 

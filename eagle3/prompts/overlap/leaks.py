@@ -48,7 +48,8 @@ def _answers(row: object, source: Source) -> list[str]:
 
 
 def _benchmark(source: Source) -> Benchmark:
-    read = [(found, _answers(row, source)) for row, found in read_prompts(source)]
+    rows = list(read_prompts(source))
+    read = [(found, _answers(row, source)) for row, found in rows]
     prompts = [found for found, _ in read if isinstance(found, Prompt)]
     if not prompts:
         raise InputError(f"{source.key}.path={source.path} has no prompt that can be read; name a benchmark's file")
@@ -61,6 +62,9 @@ def _benchmark(source: Source) -> Benchmark:
             source.key, source.path, unread.total(), len(read), reasons,
         )  # fmt: skip
     texts = [message["content"] for prompt in prompts for message in prompt.messages]
+    # Also the question without its options, which prompts may leave out or put otherwise.
+    questions = [source.shape.read(row).first("prompt") for row, _ in rows if isinstance(row, dict)]
+    texts = list(dict.fromkeys([*texts, *(question for question in questions if isinstance(question, str))]))
     answers = [answer for _, several in read for answer in several]
     return Benchmark(source.name, source.fingerprint(), texts, unread.total(), answers)
 

@@ -3,8 +3,11 @@
 import re
 from typing import Any
 
+from eagle3.prompts.reading.choices import Options, options_of
+from eagle3.prompts.reading.media import has_placeholder, is_file
 from eagle3.prompts.reading.prompt import Refused, Tools, is_unicode, tools_text
-from eagle3.prompts.reading.shapes import CONVERSATION, Columns, Layout, from_json, is_empty
+from eagle3.prompts.reading.rendered import RENDERED, is_rendered
+from eagle3.prompts.reading.shapes import CONVERSATION, EACH_ANSWERED, Columns, Layout, from_json, is_empty
 
 # A turn with any of these has more than its content: without them an answer is not what the model wrote.
 PARTS_BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
@@ -19,12 +22,25 @@ NOT_TRAINED = {
     **dict.fromkeys(("masked", "mask"), (1, "1", "true", "True")),
 }  # fmt: skip
 
-# Conversations rendered into one text: their markers cannot be told from those that a user quotes.
-RENDERED = re.compile(
-    r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[/INST\]|^###? ?(?:Human|Assistant|Response):"
-    r"|^Human: .*^Assistant:",
-    re.MULTILINE | re.DOTALL,
+KNOWN_OF_TURN = frozenset(("type", *PARTS_BESIDE_CONTENT, *MADE, *NOT_TRAINED))
+UNREAD_COLUMN, UNREAD_KEY = "column not read", "key of turns not read"
+
+BETWEEN_PARTS = "\n"  # as vLLM joins them; SGLang puts a space, which would run into code and lists
+BETWEEN_MESSAGES = "\n\n"
+
+# Of a help desk's first turn. Data sets that were split also begin with a turn of the assistant, out of its context.
+GREETING = re.compile(
+    r"^\W*(?:hi|hello|hey|hiya|greetings|welcome|good (?:morning|afternoon|evening|day)|thank(?:s| you) for"
+    r"|hallo|guten (?:tag|morgen|abend)|willkommen|moin|bonjour|bonsoir|salut|bienvenue|hola|buen[oa]s|bienvenid"
+    r"|ciao|buongiorno|salve|ol[áa]|bom dia|boa tarde|hoi|goedemorgen|hej|cześć|dzień dobry|merhaba"
+    r"|привет|здравствуйте|добрый)\b"
+    r"|^\W*(?:你好|您好|欢迎|こんにちは|안녕|नमस्ते|مرحبا|السلام)"
+    r"|(?:can|may|could) I (?:help|assist)|how (?:can|may) (?:I|we) (?:help|assist)",
+    re.IGNORECASE,
 )
+LONGEST_GREETING = 200  # characters
+
+Turn = tuple[str, dict]  # its role, and as it is written
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 TOOL_COLUMNS = ("tools", "functions")  # or the last part of a name
@@ -47,18 +63,82 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
         raise Refused("no assistant turn")
     if keep_answers and (reason := columns.first("finish_reason")):  # of the last answer
         turns[-1] = ("assistant", {"finish_reason": reason, **turns[-1][1]})
-    messages = [_message(role, turn, shape) for role, turn in turns if role != "assistant" or keep_answers]
+    if not keep_answers:
+        turns = _from_first_question(turns, columns)
+    messages = _messages(turns, columns, keep_answers=keep_answers)
     if "user" not in [message["role"] for message in messages]:
         raise Refused("no user turn")
-    # Many exports write a blank system turn for "none"; a template would still render its header.
-    return [message for message in messages if message["role"] != "system" or message["content"].strip()]
+    options = _add_options(messages, columns)
+    is_document = columns.conversation_column() == "text"
+    for message in messages:
+        if message["role"] != "assistant" and is_rendered(message["content"], is_document=is_document):
+            raise Refused(RENDERED)
+    _note_unread(columns, messages, options)
+    return messages
+
+
+def _from_first_question(turns: list[Turn], columns: Columns) -> list[Turn]:
+    """Leave out a greeting before the first question. Any other answer there is to a question that the row lacks."""
+    opening = [index for index, (role, _) in enumerate(turns) if role != "system"][:1]
+    if not opening or turns[opening[0]][0] != "assistant":
+        return turns
+    content = columns.shape.of_turn(turns[opening[0]][1], "content")
+    if not (isinstance(content, str) and len(content) <= LONGEST_GREETING and GREETING.search(content)):
+        raise Refused("conversation that begins with an answer")
+    columns.notes.append(("greeting before the first question left out", None))
+    del turns[opening[0]]
+    return _from_first_question(turns, columns)
+
+
+def _messages(turns: list[Turn], columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]]:
+    """Return the messages; user turns that follow each other become one, as their only answer is to all of them."""
+    is_joined = not keep_answers and columns.row.get(EACH_ANSWERED) is not True and not columns.lists_questions()
+    messages: list[dict[str, Any]] = []
+    before = None
+    for role, turn in turns:
+        # Many exports write a blank system turn for "none"; a template would still render its header.
+        if role == "system" and _is_blank(columns.shape.of_turn(turn, "content")):
+            continue
+        if role != "assistant" or keep_answers:
+            message = _message(role, turn, columns)
+            if role == before == "user" and is_joined:
+                messages[-1]["content"] += BETWEEN_MESSAGES + message["content"]
+                columns.notes.append(("user turns that follow each other joined", None))
+            else:
+                messages.append(message)
+        before = role
+    return messages
+
+
+def _add_options(messages: list[dict[str, Any]], columns: Columns) -> Options | None:
+    """Add the options of a multiple-choice question to it, unless it holds them."""
+    options = options_of(columns)
+    questions = [message for message in messages if message["role"] == "user"]
+    if options is None or all(text in question["content"] for text in options.texts for question in questions[-1:]):
+        return options
+    if len(questions) > 1:
+        raise Refused(f"conversation with {options.columns[0]}")
+    questions[0]["content"] += BETWEEN_MESSAGES + "\n".join(options.lines)
+    columns.notes.append(("options added to the question", None))
+    return options
+
+
+def _note_unread(columns: Columns, messages: list[dict[str, Any]], options: Options | None) -> None:
+    """Note what stands next to the conversation and is not read; refuse a file that the question would be about."""
+    known = columns.unused(but=options.columns if options else ())
+    for name, value in [*known, *columns.unknown()]:
+        if columns.shape.refuses_files and is_file(name, value):
+            raise Refused("row with a file of image, sound or video", name=name)
+        if not (isinstance(value, str) and any(value.strip() == message["content"] for message in messages)):
+            columns.notes.append((UNREAD_COLUMN, name))
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    if columns.shape.refuses_files and any(map(has_placeholder, asked)):
+        raise Refused("text with the place of an image, sound or video")
 
 
 def _turns(columns: Columns) -> list[dict]:
-    for kind in CONVERSATION:
-        if name := columns.name(kind):
-            break
-    else:  # the columns have other names, or they are empty
+    kind, name = columns.conversation_kind(), columns.conversation_column()
+    if kind is None or name is None:  # the columns have other names, or they are empty
         names = {name.lower() for kind in CONVERSATION for name in columns.shape.fields[kind]}
         found = any(str(column).lower() in names for column in columns.row)
         raise Refused("no user turn" if found else "no column of messages or prompts")
@@ -82,20 +162,20 @@ def _of_prompt(text: str, columns: Columns) -> list[dict]:
     shape = columns.shape
     if columns.name("part_of") or shape.role_of(shape.of_turn(columns.row, "role")) not in (None, "user"):
         raise Refused("one turn of a conversation")
-    if columns.name("prompt") == "text" and RENDERED.search(text):
-        raise Refused("text with the turns of a rendered conversation")
-    context = next((value for value in columns.all("context") if value != text), None)
+    context = columns.context()
     if context is not None and not isinstance(context, str):
         raise Refused("context is not text")
     return [{"role": "user", "content": f"{text}\n\n{context}" if context else text}]
 
 
-def _with_columns(turns: list[tuple[str, dict]], columns: Columns) -> list[tuple[str, dict]]:
+def _with_columns(turns: list[Turn], columns: Columns) -> list[Turn]:
     """Add the system turn and the answer from columns of their own, if the turns have none."""
     system, answer = columns.first("system"), columns.first("answer")
-    if system is not None:
-        if any(role == "system" for role, _ in turns):
-            raise Refused("a system prompt in the turns and one in a column")
+    in_turns = [columns.shape.of_turn(turn, "content") for role, turn in turns if role == "system"]
+    in_turns = [content for content in in_turns if not _is_blank(content)]
+    if system is not None and in_turns and [system] != in_turns:
+        raise Refused("another system prompt in a column than in the turns")
+    if system is not None and not in_turns:
         turns = [("system", {"content": system}), *turns]
     if isinstance(answer, str) and turns and turns[-1][0] == "user":
         turns = [*turns, ("assistant", {"content": answer})]
@@ -103,19 +183,31 @@ def _with_columns(turns: list[tuple[str, dict]], columns: Columns) -> list[tuple
 
 
 def _role(turn: dict, shape: Layout) -> str:
-    role = shape.role_of(shape.of_turn(turn, "role"))
+    """Return whose turn it is. Items of the Responses API, such as calls, have a type instead."""
+    named = shape.of_turn(turn, "role") or turn.get("type")
+    role = shape.role_of(named)
     if role is None:
-        raise Refused("unknown role")
+        raise Refused("unknown role", name=named if isinstance(named, str) else None)
     return role
 
 
-def _message(role: str, turn: dict, shape: Layout) -> dict[str, Any]:
+def _is_blank(content: Any) -> bool:
+    return content is None or (isinstance(content, str) and not content.strip())
+
+
+def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
+    shape = columns.shape
     if any(turn.get(part) for part in PARTS_BESIDE_CONTENT):
         raise Refused("turn with parts other than content")
     for name in shape.fields["attachments"]:  # Ollama's messages have `images`
         if not is_empty(turn.get(name)):
             raise Refused(f"turn with {name}")
-    text = _text(shape.of_turn(turn, "content"))
+    for name, value in turn.items():
+        if name not in KNOWN_OF_TURN and not shape.is_of_turn(name) and not is_empty(value):
+            if shape.refuses_files and is_file(name, value):
+                raise Refused("turn with a file of image, sound or video", name=name)
+            columns.notes.append((UNREAD_KEY, name))
+    text = _text(shape.of_turn(turn, "content"), columns)
     if role == "user" and not text.strip():
         raise Refused("empty user turn")
     message = {"role": role, "content": text}
@@ -142,9 +234,11 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(each) is int and each >= 0 for each in value)
 
 
-def _text(content: Any) -> str:
+def _text(content: Any, columns: Columns) -> str:
     if isinstance(content, list):
-        content = "".join(_part(part) for part in content)
+        if len(content) > 1:
+            columns.notes.append(("text parts of a turn joined", None))
+        content = BETWEEN_PARTS.join(_part(part) for part in content)
     if not isinstance(content, str):
         raise Refused("content is not text")
     if not is_unicode(content):

@@ -1,23 +1,40 @@
 """File formats of sources, cut into chunks that a worker opens by itself. Local paths and fsspec URLs."""
 
+import codecs
 import io
-from collections.abc import Callable, Container, Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import fsspec
 
 from eagle3.errors import InputError
-from eagle3.prompts.reading.shapes import from_json
+from eagle3.prompts.reading.shapes import UNREAD, Layout, from_json
 from eagle3.secrets import without_query
 
 BLOCK = 1 << 20  # bytes per request to a remote store; fsspec's default of 50 MB would fetch chunks many times
 NO_END = 1 << 62
-HEAD = 4096  # bytes in which a JSON array must start
+HEAD = 32  # bytes of a file that tell its format
+NAMED_KEYS = 5  # in an error
+FILE_PARTS = ("bytes", "path", "url")  # of a structure that holds or names a file
+
+UTF_16 = "UTF-16, not UTF-8", "convert it, e.g. with iconv -f UTF-16 -t UTF-8"
+UTF_32 = "UTF-32, not UTF-8", "convert it, e.g. with iconv -f UTF-32 -t UTF-8"
+# By their first bytes, those of UTF-32 before those of UTF-16, which they begin with.
+OTHER_FORMATS = {
+    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), UTF_32),
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"{\0", b"\0{", b"[\0", b"\0["), UTF_16),
+    b"\x1f\x8b": ("packed with gzip", "rename it to end in .jsonl.gz"),
+    b"\x28\xb5\x2f\xfd": ("packed with zstd", "rename it to end in .jsonl.zst"),
+    b"PK\3\4": ("a ZIP archive", "unpack it"),
+    b"PAR1": ("Parquet", "rename it to end in .parquet"),
+    b"version https://git-lfs": ("a pointer of Git LFS", "fetch the file itself, e.g. with git lfs pull"),
+}
 
 BLANK = object()  # stands for a blank line: it is no row, but it counts as a line
-Names = Container[str]  # of the columns that are read, in lower case
 Rows = Iterator[tuple[int, Any]]  # (line within the chunk, from 1; the row's value, None when it is not JSON, or BLANK)
 
 
@@ -29,11 +46,12 @@ class Chunk:
     start: int
     end: int
     size: int  # in bytes, for progress; 0 if not known
+    lines: bool = True  # whether a plain JSON file has a row in each line; else it is one value
 
 
 class Format(NamedTuple):
     cut: Callable[[str, int], Iterator[Chunk]]  # file, bytes of a chunk
-    rows: Callable[[Chunk, Names], Rows]
+    rows: Callable[[Chunk, Layout], Rows]
 
 
 def has_ending(file: str, endings: Iterable[str]) -> bool:
@@ -49,12 +67,9 @@ def cut(file: str, chunk_bytes: int) -> list[Chunk]:
     return list(_format_of(file).cut(file, chunk_bytes))
 
 
-def chunk_rows(chunk: Chunk, names: Names) -> Rows:
-    """Yield the rows of a chunk; keeps one row, one batch, or one whole JSON array in memory.
-
-    Parquet is read only in the columns `names`.
-    """
-    return _format_of(chunk.file).rows(chunk, names)
+def chunk_rows(chunk: Chunk, shape: Layout) -> Rows:
+    """Yield the rows of a chunk; keeps one row, one batch, or one whole JSON array in memory."""
+    return _format_of(chunk.file).rows(chunk, shape)
 
 
 def _opened(file: str) -> io.BufferedReader:
@@ -62,73 +77,144 @@ def _opened(file: str) -> io.BufferedReader:
     return io.BufferedReader(files.open(path, "rb", block_size=BLOCK), BLOCK)
 
 
-def _cut_lines(file: str, chunk_bytes: int) -> Iterator[Chunk]:
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _cut_json(file: str, chunk_bytes: int) -> Iterator[Chunk]:
+    """Cut lines of JSON; a file with one JSON value is one chunk."""
     files, path = fsspec.core.url_to_fs(file)
     info = files.info(path)
     size = info["size"]
-    if size is None or info.get("partial") is False:  # web servers that give no size, or send whole files only
-        yield Chunk(file, 0, NO_END, size or 0)
+    with _opened(file) as content:
+        lines = _has_lines(file, content)
+    # Web servers may give no size, or send whole files only.
+    if not lines or size is None or info.get("partial") is False:
+        yield Chunk(file, 0, NO_END, size or 0, lines)
         return
     for start in range(0, max(size, 1), chunk_bytes):
         end = min(start + chunk_bytes, size)
         yield Chunk(file, start, end, end - start)
 
 
-def _line_rows(chunk: Chunk, names: Names) -> Rows:
-    """Yield the lines that begin in [start, end); the last one may run past the end."""
+def _json_rows(chunk: Chunk, shape: Layout) -> Rows:
     try:
         with _opened(chunk.file) as file:
-            position = chunk.start
-            if position:
-                file.seek(position - 1)
-                position += len(file.readline()) - 1
-            line = 0
-            while position < chunk.end and (text := file.readline()):
-                line, position = line + 1, position + len(text)
-                yield line, from_json(text) if text.strip() else BLANK
+            yield from _line_rows(chunk, file) if chunk.lines else _value_rows(chunk.file, file, shape)
+    except InputError:
+        raise
     except (OSError, ValueError) as error:  # stores raise these if the connection breaks
         raise _unreadable(chunk.file, error) from None
 
 
-def _cut_whole(file: str, chunk_bytes: int) -> Iterator[Chunk]:
-    return _cut_lines(file, NO_END)
+def _cut_packed(file: str, chunk_bytes: int) -> Iterator[Chunk]:
+    files, path = fsspec.core.url_to_fs(file)
+    yield Chunk(file, 0, NO_END, files.info(path)["size"] or 0)
 
 
-def _packed_rows(chunk: Chunk, names: Names) -> Rows:
-    """Yield lines, or a JSON array, of a gzip or zstd file, which is always one chunk."""
-    import pyarrow
-
-    packing = "gzip" if has_ending(chunk.file, [".gz"]) else "zstd"
+def _packed_rows(chunk: Chunk, shape: Layout) -> Rows:
+    """Yield the rows of a gzip or zstd file, which is always one chunk."""
     try:
-        with _opened(chunk.file) as packed, pyarrow.CompressedInputStream(packed, packing) as file:
-            lines = io.BufferedReader(file, BLOCK)
-            if ".json." in without_query(chunk.file).lower() and _starts_array(lines):
-                yield from _array_rows(chunk.file, lines)
-            else:
-                yield from ((line, from_json(text) if text.strip() else BLANK) for line, text in enumerate(lines, 1))
+        with _unpacked(chunk.file) as file:
+            lines = _has_lines(chunk.file, file)
+        with _unpacked(chunk.file) as file:
+            yield from _line_rows(chunk, file) if lines else _value_rows(chunk.file, file, shape)
     except OSError as error:
         raise _unreadable(chunk.file, error) from None
 
 
-def _cut_json(file: str, chunk_bytes: int) -> Iterator[Chunk]:
-    with _opened(file) as content:
-        return _cut_whole(file, chunk_bytes) if _starts_array(content) else _cut_lines(file, chunk_bytes)
+@contextmanager
+def _unpacked(file: str) -> Iterator[io.BufferedReader]:
+    import pyarrow
+
+    packing = "gzip" if has_ending(file, [".gz"]) else "zstd"
+    with _opened(file) as packed, pyarrow.CompressedInputStream(packed, packing) as stream:
+        yield io.BufferedReader(stream, BLOCK)
 
 
-def _json_rows(chunk: Chunk, names: Names) -> Rows:
-    with _opened(chunk.file) as file:
-        return _array_rows(chunk.file, file) if _starts_array(file) else _line_rows(chunk, names)
+def _has_lines(file: str, content: io.BufferedReader) -> bool:
+    """Tell whether the first two lines that are not blank are rows; else the file has one JSON value, e.g. an array.
+
+    An array in one line is alone in its file; next to others it is a row, a list of turns.
+    """
+    head = content.peek(HEAD)[:HEAD]
+    for begin, (what, remedy) in OTHER_FORMATS.items():
+        if head.startswith(begin):
+            raise InputError(f"{file} is {what}; {remedy}")
+    stripped = (line.removeprefix(codecs.BOM_UTF8).strip() for line in iter(content.readline, b""))
+    first, second = islice(chain(filter(None, stripped), (b"", b"")), 2)
+    if not first.startswith((b"[", b"{")):
+        return True
+    if second and _from_line(first) is not None:
+        return True
+    return first.startswith(b"{") and _from_line(second) is not None  # only the first row is broken
 
 
-def _starts_array(file: io.BufferedReader) -> bool:
-    return file.peek(HEAD).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+def _line_rows(chunk: Chunk, file: io.BufferedReader) -> Rows:
+    """Yield the lines that begin in [start, end); the last one may run past the end."""
+    position = chunk.start
+    if position:
+        file.seek(position - 1)
+        position += len(file.readline()) - 1
+    line = 0
+    while position < chunk.end and (text := file.readline()):
+        line += 1
+        decoded = _decoded(chunk.file, text, position)
+        position += len(text)
+        yield line, _from_line(decoded) if decoded.strip() else BLANK
 
 
-def _array_rows(file: str, content: io.BufferedReader) -> Rows:
-    rows = from_json(content.read())
-    if rows is None:
-        raise InputError(f"{file} starts like a JSON array but is not valid JSON; fix it or write one object a line")
-    return enumerate(rows, 1)
+def _from_line(text: str | bytes) -> Any:
+    """Return the value of a line, which ends with a comma in an array without its brackets."""
+    value = from_json(text)
+    if value is None and text.rstrip()[-1:] in (",", b","):
+        return from_json(text.rstrip()[:-1])
+    return value
+
+
+def _decoded(file: str, text: bytes, position: int = 0) -> str:
+    try:  # from bytes json.loads would guess UTF-16, and find other lines
+        return text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{file} is not UTF-8: its byte {position + error.start:,} is 0x{text[error.start]:02x}, a letter such as "
+            f"ä or é in Latin-1 and Windows-1252; convert the file, e.g. with iconv -f WINDOWS-1252 -t UTF-8; if it "
+            f"is UTF-8 with a damaged character, remove that with iconv -c -f UTF-8 -t UTF-8"
+        ) from None
+
+
+def _value_rows(file: str, content: io.BufferedReader, shape: Layout) -> Rows:
+    """Yield the rows of one JSON value."""
+    text = _decoded(file, content.read())
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{file} starts like one JSON value but is not valid JSON (line {error.lineno}, column {error.colno}: "
+            f"{error.msg}); correct it there, or write one object a line, e.g. with jq -c ."
+        ) from None
+    except RecursionError:
+        raise InputError(f"{file} holds JSON that is nested too deeply; write one object a line") from None
+    return enumerate(_rows_of(file, value, shape), 1)
+
+
+def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
+    """Return the rows of an array, of an object around an array, or the one row that the value is."""
+    if isinstance(value, list):
+        return [value] if shape.is_turns(value) else value
+    if not isinstance(value, dict):
+        return [value]
+    arrays = [key for key, part in value.items() if isinstance(part, list) and part and shape.is_row(part[0])]
+    if not arrays or (len(arrays) > 1 and shape.is_row(value)):
+        return [value]
+    if len(arrays) > 1:
+        names = ", ".join(arrays[:NAMED_KEYS])
+        raise InputError(f"{file} is one JSON object with several arrays of rows ({names}); make a file of each")
+    # What stands next to the array, such as a licence, is said of each row.
+    others = {key: part for key, part in value.items() if key.lower() != "id" and not isinstance(part, list | dict)}
+    return [{**others, **row} if isinstance(row, dict) else row for row in value[arrays[0]]]
+
+
+# --- Parquet ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -155,12 +241,26 @@ def _cut_parquet(file: str, chunk_bytes: int) -> Iterator[Chunk]:
             start, total = number, 0
 
 
-def _parquet_rows(chunk: Chunk, names: Names) -> Rows:
+def _parquet_rows(chunk: Chunk, shape: Layout) -> Rows:
     with _table(chunk.file) as table:
-        columns = [column for column in table.schema_arrow.names if column.lower() in names]
+        schema = table.schema_arrow
+        columns = [each.name for each in schema if each.name.lower() in shape.wanted or _may_name_file(each.type)]
+        unread = dict.fromkeys((name for name in schema.names if name not in columns), UNREAD)
         groups = list(range(chunk.start, chunk.end))
         batches = table.iter_batches(batch_size=1024, row_groups=groups, columns=columns, use_threads=False)
-        yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
+        yield from enumerate((row | unread for batch in batches for row in batch.to_pylist()), 1)
+
+
+def _may_name_file(type: Any) -> bool:
+    """Tell whether a column may hold files or their names. Others, such as numbers, are not read."""
+    from pyarrow import types
+
+    if types.is_list(type) or types.is_large_list(type):
+        return _may_name_file(type.value_type)
+    if types.is_struct(type):
+        return any(type.field(index).name in FILE_PARTS for index in range(type.num_fields))
+    kinds = (types.is_string, types.is_large_string, types.is_dictionary, types.is_binary, types.is_large_binary)
+    return any(is_kind(type) for is_kind in kinds)
 
 
 def _unreadable(file: str, error: Exception) -> InputError:
@@ -171,12 +271,8 @@ def _unreadable(file: str, error: Exception) -> InputError:
 
 
 PLAIN = (".jsonl", ".ndjson", ".json")  # read without pyarrow
-LINES = Format(_cut_lines, _line_rows)
-PACKED_LINES = Format(_cut_whole, _packed_rows)
 FORMATS = {
-    ".jsonl": LINES,
-    ".ndjson": LINES,
-    ".json": Format(_cut_json, _json_rows),
+    **dict.fromkeys(PLAIN, Format(_cut_json, _json_rows)),
     ".parquet": Format(_cut_parquet, _parquet_rows),
-    **{f"{lines}{packing}": PACKED_LINES for lines in PLAIN for packing in (".gz", ".zst")},
+    **{f"{plain}{packing}": Format(_cut_packed, _packed_rows) for plain in PLAIN for packing in (".gz", ".zst")},
 }

@@ -4,21 +4,26 @@ interface of checks.
 
 import json
 from collections.abc import Mapping
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from eagle3.prompts.reading.shapes import from_json
+from eagle3.prompts.reading.shapes import EACH_ANSWERED, from_json
 
 Tools = list[dict[str, Any]]
+Note = tuple[str, str | None]  # what was done, and the name of the column or key, which is the row's own word
 TemplateKwargs = dict[str, str | int | float | bool]
 
 
 class Refused(Exception):
-    """The reason why a row is not a prompt. It is one of a few fixed phrases and never quotes the row."""
+    """The reason why a row is not a prompt. It is one of a few fixed phrases and never quotes the row.
 
-    def __init__(self, reason: str, id: str | None = None):
+    name: the licence, source, role or column of the row that the reason is about.
+    """
+
+    def __init__(self, reason: str, id: str | None = None, name: str | None = None):
         super().__init__(reason)
-        self.reason, self.id = reason, id
+        self.reason, self.id, self.name = reason, id, name
 
 
 class Prompt(NamedTuple):  # not a dataclass: one is made for every row, in half the time
@@ -29,12 +34,27 @@ class Prompt(NamedTuple):  # not a dataclass: one is made for every row, in half
     known_as: tuple[str, ...] = ()  # origins and models that the row names, for the licence check
     tools: Tools | None = None
     chat_template_kwargs: TemplateKwargs | None = None  # the row's own variables for the template
+    notes: tuple[Note, ...] = ()  # how the row was read, to be counted
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> "Prompt":
+        """Return the prompt of a line of prompts.jsonl."""
+        return cls(**{key: value for key, value in record.items() if key != EACH_ANSWERED})
 
     def record(self) -> dict[str, Any]:
         """Return the prompt as it is written to prompts.jsonl."""
         record = {"id": self.id, "source": self.source, "license": self.license, "messages": self.messages}
-        others = {"tools": self.tools, "chat_template_kwargs": self.chat_template_kwargs}
+        others = {
+            "tools": self.tools,
+            "chat_template_kwargs": self.chat_template_kwargs,
+            EACH_ANSWERED: self._answers_are_missing(),
+        }
         return record | {name: value for name, value in others.items() if value}
+
+    def _answers_are_missing(self) -> bool:
+        """Tell whether user turns follow each other: read again, they would be one turn."""
+        roles = [message["role"] for message in self.messages]
+        return "assistant" not in roles and ("user", "user") in pairwise(roles)
 
     def texts(self) -> list[str]:
         """Return all texts that somebody wrote: the messages, the tools as one text, texts among template variables."""
@@ -63,6 +83,7 @@ class Verdict(NamedTuple):
     """The result of a check for one prompt."""
 
     reason: str | None = None  # why the prompt is refused, without its text; None: it passes
+    name: str | None = None  # the licence, source or token that the reason is about
     prompt: Prompt | None = None  # the changed prompt, e.g. masked; None: unchanged
     counts: Mapping[str, int] = MappingProxyType({})  # summed per source under the check's name in the ledger
 

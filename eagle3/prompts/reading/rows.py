@@ -24,13 +24,13 @@ def read_prompts(source: Source) -> Iterator[tuple[object, Prompt | Refused]]:
     """Yield every row of a source, in the order of its files, with its prompt, without answers, or why it has none."""
     for file in source.files:
         for chunk in cut(file, NO_END):  # the whole file
-            for _, value in chunk_rows(chunk, source.shape.wanted):
+            for _, value in chunk_rows(chunk, source.shape):
                 if value is not BLANK:
                     yield value, read_prompt(value, source, keep_answers=False)
 
 
-def read_prompt(value: object, source: Source, *, keep_answers: bool) -> Prompt | Refused:
-    if not isinstance(value, dict):
+def read_prompt(value: Any, source: Source, *, keep_answers: bool) -> Prompt | Refused:
+    if not isinstance(value, dict) and not source.shape.is_turns(value):
         return Refused("not a JSON object")
     columns = source.shape.read(value)
     id = _id(columns)
@@ -39,7 +39,7 @@ def read_prompt(value: object, source: Source, *, keep_answers: bool) -> Prompt 
             raise Refused(value["refused"])
         return _prompt(columns, id, source, keep_answers)
     except Refused as refused:
-        return Refused(refused.reason, source.id_prefix + id if id else None)
+        return Refused(refused.reason, source.id_prefix + id if id else None, refused.name)
 
 
 def _prompt(columns: Columns, id: str | None, source: Source, keep_answers: bool) -> Prompt:
@@ -55,6 +55,7 @@ def _prompt(columns: Columns, id: str | None, source: Source, keep_answers: bool
         tools=tools,
         chat_template_kwargs=template_kwargs or None,
         known_as=tuple(dict.fromkeys(origins + columns.texts("model"))),
+        notes=() if source.written_by else tuple(dict.fromkeys(columns.notes)),  # of rows of our own
     )
 
 

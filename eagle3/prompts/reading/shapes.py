@@ -5,7 +5,7 @@ name counts; of licences and origins all count.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,15 @@ def _with_metadata(*names: str) -> tuple[str, ...]:
     return (*names, *(f"{inside}.{name}" for inside in METADATA for name in names))
 
 
+def _numbered(*stems: str) -> list[str]:
+    """Return the names of columns that hold one option each: option1, option_1, option a, …"""
+    return [f"{stem}{blank}{suffix}" for stem in stems for blank in ("", "_", " ") for suffix in "123456789abcdef0"]
+
+
+CHOICES = (
+    "choices", "options", *"ABCDEF", "opa", "opb", "opc", "opd", "ope", *_numbered("option", "choice", "distractor"),
+)  # fmt: skip
+
 FIELDS: dict[str, tuple[str, ...]] = {
     "id": ("id", "conversation_id", "question_id", "custom_id"),
     "license": _with_metadata(*LICENSES),
@@ -32,10 +41,13 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "prompt", "instruction", "question", "query", "problem", "inputs", "body.input", "body.prompt", "input", "text",
     ),
     "context": ("input", "context"),  # the text a prompt is about; follows it after an empty line
-    "system": ("system", "system_prompt", "body.instructions"),
+    "system": (
+        "system", "system_prompt", "system_message", "instructions", "body.instructions", "body.system",
+    ),
+    "choices": CHOICES,  # of a multiple-choice question
     "answer": (
         "output", "response", "answer", "completion", "solution", "targets", "canonical_solution", "reference",
-        "solutions", "best_answer",
+        "solutions", "best_answer", "correct_answer",
     ),
     "role": ("role", "from", "speaker"),  # of a turn
     "content": ("content", "value", "text"),  # of a turn
@@ -57,6 +69,8 @@ CONVERSATION = ("messages", "turns", "prompt")
 OF_TURNS = ("role", "content")
 EMPTY = frozenset(("", "[]", "{}", "null"))
 LONGEST_EMPTY = 40  # characters of a text that may be blank
+EACH_ANSWERED = "each_answered"  # a row's column: user turns that follow each other are answered one by one
+UNREAD = object()  # stands for the value of a column that was not read from its file
 
 ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
@@ -93,7 +107,10 @@ class Layout:
                 wanted.setdefault(column, []).append((rank, kind, name, inside))
         return wanted
 
-    def read(self, row: dict) -> "Columns":
+    def read(self, row: dict | list) -> "Columns":
+        """Return the values of a row by kind. A list is the turns of one conversation."""
+        if isinstance(row, list):
+            return Columns({}, self, {"messages": [("the row", row)]})
         found: dict[str, list[tuple[str, Any]]] = {}
         columns = [(wanted, column) for column in row for wanted in self.wanted.get(column.lower(), ())]
         for (_, kind, name, inside), column in sorted(columns, key=lambda each: each[0][0]):  # ties in order of the row
@@ -101,6 +118,31 @@ class Layout:
             if not is_empty(value):
                 found.setdefault(kind, []).append((name, value))
         return Columns(row, self, found)
+
+    def is_turns(self, value: Any) -> bool:
+        """Tell whether a value is a list of turns."""
+        return isinstance(value, list) and bool(value) and all(map(self._is_turn, value))
+
+    def is_row(self, value: Any) -> bool:
+        """Tell whether a value is a row with a conversation."""
+        if not isinstance(value, dict):
+            return self.is_turns(value)
+        return not self._is_turn(value) and self.read(value).has_conversation()
+
+    def _is_turn(self, value: Any) -> bool:
+        if not isinstance(value, dict):
+            return False
+        has_both = all(self.of_turn(value, kind) is not None for kind in OF_TURNS)
+        return has_both and value.keys().isdisjoint(self.fields["part_of"])
+
+    @property
+    def refuses_files(self) -> bool:
+        """Whether attachments of any name are refused: not where `prompts.fields.attachments` names its own."""
+        return self.fields["attachments"] == FIELDS["attachments"]
+
+    def is_of_turn(self, name: str) -> bool:
+        """Tell whether a turn's key is looked for."""
+        return any(name in self.fields[kind] for kind in (*OF_TURNS, "attachments"))
 
     def role_of(self, name: object) -> str | None:
         return self.roles.get(name.strip().lower()) if isinstance(name, str) else None
@@ -111,10 +153,60 @@ class Layout:
 
 
 class Columns:
-    """A row and its values by kind, as `shape` reads them: names and values, the preferred first."""
+    """A row and its values by kind, as `shape` reads them: names and values, the preferred first.
+
+    notes: how the row was read, to be counted.
+    """
 
     def __init__(self, row: dict, shape: Layout, found: Mapping[str, Sequence[tuple[str, Any]]]):
         self.row, self.shape, self.found = row, shape, found
+        self.notes: list[tuple[str, str | None]] = []
+
+    def has_conversation(self) -> bool:
+        return self.conversation_kind() is not None
+
+    def conversation_kind(self) -> str | None:
+        return next((kind for kind in CONVERSATION if self.found.get(kind)), None)
+
+    def conversation_column(self) -> str | None:
+        kind = self.conversation_kind()
+        return None if kind is None else self.name(kind)
+
+    def lists_questions(self) -> bool:
+        """Tell whether the conversation is a list of texts, or named as the user's turns: each has an answer."""
+        kind = self.conversation_kind()
+        turns = None if kind is None else self.first(kind)
+        return kind == "turns" or (isinstance(turns, list) and all(isinstance(turn, str) for turn in turns))
+
+    def context(self) -> Any:
+        """Return the text that goes with the question in a column, if it has one of its own."""
+        return next((value for value in self.all("context") if value != self.first("prompt")), None)
+
+    def unused(self, but: Collection[str]) -> Iterator[tuple[str, Any]]:
+        """Yield the columns of conversations, contexts, system prompts and options that the conversation is not of."""
+        used = [self.conversation_column(), self.name("system"), *but]
+        if self.conversation_kind() == "prompt" and isinstance(self.first("prompt"), str):
+            used += [name for name, value in self.found.get("context", ()) if value is self.context()]
+        others = [each for kind in (*CONVERSATION, "context", "system", "choices") for each in self.found.get(kind, ())]
+        yield from {name: value for name, value in others if name not in used}.items()
+
+    def unknown(self) -> Iterator[tuple[str, Any]]:
+        """Yield the columns that hold something under none of the names that are looked for, also one level inside."""
+        for column, value in self.row.items():
+            paths = [inside for *_, inside in self.shape.wanted.get(column.lower(), ())]
+            if [] in paths or column == EACH_ANSWERED or is_empty(value):
+                continue
+            if paths and isinstance(value, str) and value.lstrip().startswith("{"):
+                value = from_json(value)
+            if not paths or not isinstance(value, dict):
+                yield column, value
+                continue
+            known = {path[0] for path in paths}
+            yield from (
+                (f"{column}.{key}", part)
+                for key, part in value.items()
+                if str(key).lower() not in known and not is_empty(part)
+            )
 
     def first(self, kind: str) -> Any:
         return next(iter(self.all(kind)), None)

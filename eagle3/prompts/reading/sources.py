@@ -1,5 +1,6 @@
 """The sources of conversations: the `prompts` config → sources with their files, which must exist."""
 
+import glob
 import logging
 import os
 from dataclasses import dataclass
@@ -185,14 +186,32 @@ def _dataset_splits(setting: str, folder: str) -> dict[str, list[str]]:
 def _found_files(folder: str, *, remote: bool) -> dict[str, list[str]]:
     import datasets
 
+    place = folder
     if remote:  # the builder reads local folders only; this way ignores a list of files in the card
         from datasets.data_files import DataFilesDict, get_data_patterns
 
-        found = DataFilesDict.from_patterns(get_data_patterns(folder), base_path=folder)
+        pattern = glob.escape(folder)
+        found = DataFilesDict.from_patterns(get_data_patterns(pattern), base_path=pattern)
     else:
         with TemporaryDirectory() as cache:
-            found = datasets.load_dataset_builder(folder, cache_dir=cache).config.data_files
-    return {str(split): [str(file) for file in files] for split, files in found.items()}
+            if glob.has_magic(folder):  # `datasets` would take it for a pattern
+                place = _linked(Path(folder), Path(cache).resolve() / "data")
+            found = datasets.load_dataset_builder(place, cache_dir=cache).config.data_files
+    return {str(split): [_moved(str(file), place, folder) for file in files] for split, files in found.items()}
+
+
+def _linked(folder: Path, place: Path) -> str:
+    """Make a folder `place` with links to all files of `folder`."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            link = place / file.relative_to(folder)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file)
+    return str(place)
+
+
+def _moved(file: str, place: str, folder: str) -> str:
+    return file if place == folder else f"{folder.rstrip('/')}/{file.removeprefix(f'{place}/')}"
 
 
 def _left_out(files: Any, folder: str, splits: dict[str, list[str]]) -> list[str]:

@@ -27,7 +27,7 @@ def terms(path: str = "/data/chats.jsonl", *, name: str = "chats", license: str 
 
 def verdict(license: str | None, *, source: str = "chats", of=None, **config) -> str | None:
     row = Prompt(id="1", source=source, license=license, messages=[{"role": "user", "content": "hello"}])
-    return LicenseCheck(rules(**config), of or terms(), str)(row).reason
+    return LicenseCheck(rules(**config), of or terms())(row).reason
 
 
 def card(folder: Path, front_matter: str, body: str = "") -> str:
@@ -118,7 +118,7 @@ def test_a_source_whose_terms_forbid_it_is_refused_with_the_reason_whatever_its_
     ],
 )  # fmt: skip
 def test_the_folder_and_the_hub_id_give_a_source_away(path):
-    assert rules().source_refusal(*names_in(path)).startswith("source forbidden: ")
+    assert rules().source_refusal(*names_in(path))[0].startswith("source forbidden: ")
 
 
 @pytest.mark.parametrize("line", ["pretty_name: ShareGPT 90k", "source_datasets: [extended|ShareGPT]"])
@@ -182,14 +182,39 @@ def test_a_setting_that_overrules_a_card_or_a_name_says_so(tmp_path, caplog):
     assert not caplog.text
 
 
-def test_an_alias_becomes_its_id_and_a_refused_one_is_counted_as_it_stands():
-    check = LicenseCheck(rules(), terms(), str)
+def test_an_alias_becomes_its_id_and_a_refused_licence_is_named_as_it_stands():
+    check = LicenseCheck(rules(), terms())
     row = {"id": "1", "source": "chats", "messages": []}
     assert check(Prompt(license="Apache License 2.0", **row)).prompt.license == "Apache-2.0"
     assert check(Prompt(license="mit", **row)).prompt is None
-    assert check(Prompt(license="My  terms", **row)).counts == {"My terms": 1}
-    [(named, _)] = check(Prompt(license="word " * 100, **row)).counts.items()
-    assert len(named) < 100
+    assert check(Prompt(license="My  terms", **row)).name == "My  terms"
+
+
+@pytest.mark.parametrize(
+    ("path", "row", "name"),
+    [
+        ("alpaca-cluster/exports/chats.jsonl", {}, "alpaca-cluster"),
+        ("mix.jsonl", {"source": "meta-math/MetaMathQA"}, "meta-math/MetaMathQA"),
+        ("mix.jsonl", {"source": "ours", "model": "gpt-4o"}, "gpt-4o"),
+    ],
+)
+def test_a_refused_source_is_named_as_cleared_needs_it(prepare, tmp_path, path, row, name):
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    write(tmp_path / path, [chat("a", **row), chat("b", **row)])
+    with pytest.raises(InputError, match=rf"\({name}: 2\)\); .*'prompts\.licenses\.cleared=\[\"{name}\"\]'"):
+        prepare(path=str(tmp_path / path))
+    ledger = prepare(path=str(tmp_path / path), licenses={"cleared": [name]})
+    assert ledger["prompts"] == 2
+
+
+def test_refused_sources_and_licences_are_counted_by_name_where_people_look(prepare, caplog):
+    caplog.set_level("INFO")
+    sources = [*["meta-math/MetaMathQA"] * 2, "microsoft/orca-math-word-problems-200k", "ours"]
+    prepare([*(chat(f"q {index}", source=source) for index, source in enumerate(sources)), chat("x", license="Ours 2")])
+    assert "(meta-math/MetaMathQA: 2, microsoft/" in caplog.text and "license unknown: 1 (Ours 2: 1)" in caplog.text
+    report = (prepare.folder / "report.md").read_text()
+    assert "| meta-math/MetaMathQA | 2 |" in report and "| license unknown | Ours 2 | 1 |" in report
+    assert [reject["name"] for reject in prepare.rejects()] == [*sources[:3], "Ours 2"]
 
 
 @pytest.mark.parametrize("text", ["", "no front matter", "---\nlicense: mit", "---\nlicense: [mit\n---\n", "\xff\n---"])

@@ -174,13 +174,17 @@ def test_prompts_past_a_sources_limit_do_not_make_later_ones_duplicates(prepare:
 
 def test_either_kind_can_be_turned_off_but_ids_stay_unique(prepare: Prepare) -> None:
     long = " ".join(VOCABULARY[:40])
-    rows = [chat("a", id=1), chat("A", id=2), chat(long, id=3), chat(f"{long} more", id=4), chat("b", id=1)]
-    prepare(rows, duplicates={"near": False})
-    assert reasons(prepare) == ["exact duplicate", "duplicate id"]
-    prepare(rows, duplicates={"near": False, "exact": False})
-    assert reasons(prepare) == ["duplicate id"]
-    prepare(rows, duplicates={"exact": False})
-    assert reasons(prepare) == ["near duplicate", "near duplicate", "duplicate id"]
+    rows = [chat("a", id=1), chat("A", id=2), chat(long, id=3), chat(f"{long} more", id=4), chat("A", id=1)]
+    rows += [chat("b", id=1), chat("c", id=1)]
+    for settings, refused in {
+        (False, True): ["exact duplicate"] * 2,
+        (False, False): ["duplicate id"],
+        (True, False): ["near duplicate"] * 3,
+    }.items():
+        prepare(rows, duplicates={"near": settings[0], "exact": settings[1]})
+        assert reasons(prepare) == refused
+        ids = [prompt["id"] for prompt in prepare.prompts()]
+        assert len({*ids}) == len(ids) == len(rows) - len(refused)
 
 
 def test_kept_answers_count_as_part_of_the_prompt(prepare: Prepare) -> None:

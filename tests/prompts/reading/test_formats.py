@@ -18,6 +18,7 @@ from prompt_stage import Prepare, chat, some_rows, texts, write
 
 from eagle3.errors import InputError
 from eagle3.prompts.reading.formats import BLANK, chunk_rows, cut
+from eagle3.prompts.reading.shapes import shape_of
 
 # Chunks
 
@@ -34,7 +35,7 @@ def test_every_line_is_in_exactly_one_chunk(tmp_path: Path, size: int, end: str)
     found, offset = [], 0
     for chunk in chunks:
         line = 0
-        for line, value in chunk_rows(chunk, ("prompt",)):
+        for line, value in chunk_rows(chunk, shape_of(None, None)):
             found.append((offset + line, value))
         offset += line
     assert [value for _, value in found if value is not BLANK] == [json.loads(line) for line in lines]

@@ -29,7 +29,7 @@ SYSTEM = {"role": "system", "content": "Be brief."}
         ("user:   Tell a joke.\n",): {"text": "  Tell a joke.\n"},
         # Turns of the user; turns as prompt; other names of assistants; ShareGPT; a tree; an answer in its own column
         ("user: a", "user: b"): {"turns": ["a", "b"]},
-        ("user: b", "user: c"): {"prompt": users("b", "c")},
+        ("user: b",): {"prompt": users("b")},
         ("user: a", "assistant: x", "user: b", "assistant: y"):
             {"messages": None, "turns": None, "conversation": [
                 *users("a"), {"role": "model", "content": "x"}, *users("b"), {"role": "bing", "content": "y"}]},
@@ -39,9 +39,9 @@ SYSTEM = {"role": "system", "content": "Be brief."}
         ("user: first",): {"role": "prompter", "text": "first", "parent_id": None},
         ("user: q", "assistant: r"): {"messages": users("q"), "response": "r"},
         # OpenAI's roles and parts, batch files of both kinds; a help desk; JSON as text; empty columns say nothing
-        ("system: x", "user: a b"):
+        ("system: x", "user: a\nb"):
             {"messages": [{"role": "developer", "content": "x"},
-                          {"role": "user", "content": [{"type": "input_text", "text": "a "},
+                          {"role": "user", "content": [{"type": "input_text", "text": "a"},
                                                        {"type": "text", "text": "b"}]}]},
         ("system: Be brief.", "user: a"):
             {"custom_id": "7", "method": "POST", "url": "/v1/chat/completions",
@@ -81,7 +81,7 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tup
         ({"text": "<|im_start|>user\na<|im_end|>"}, "text with the turns of a rendered conversation"),
         ({"question": "a", "context": {"b": 1}}, "context is not text"),
         ({"prompt": "a", "history": [["b", "c"]]}, "row with history"),
-        ({"system": "x", "messages": [SYSTEM, *users("a")]}, "a system prompt in the turns and one in a column"),
+        ({"system": "x", "messages": [SYSTEM, *users("a")]}, "another system prompt in a column than in the turns"),
         ({"messages": "a"}, "messages is not a list"),
         ({"messages": ["a"]}, "messages holds something other than turns"),
         ({"turns": [["a"]]}, "turns holds something other than turns"),

@@ -74,7 +74,8 @@ def test_rows_as_datatrove_writes_them_are_read_with_their_columns_named(prepare
     with pytest.raises(InputError, match=r"row with metadata\.tools: 1"):
         prepare([written], fields=fields)
     prepare([written], fields=fields, tools="keep")
-    assert prepare.prompts() == [{"id": "a/1", **kept, "messages": users("Weather?", "Why?"), "tools": TOOLS}]
+    turns = {"messages": users("Weather?", "Why?"), "each_answered": True}
+    assert prepare.prompts() == [{"id": "a/1", **kept, **turns, "tools": TOOLS}]
     prepare([written])  # the text alone
     assert texts(prepare) == ["Weather?\n\nWhy?"]
 
