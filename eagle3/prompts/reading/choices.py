@@ -19,6 +19,12 @@ class Options(NamedTuple):
     texts: list[str]
     lines: list[str]  # the texts with their labels
 
+    def are_in(self, question: str) -> bool:
+        """Tell whether a question lists them: each after a label, or at the start of a line."""
+        return all(
+            re.search(rf"(?:^|[\w][).:]|[-*•])\s*{re.escape(text)}", question, re.MULTILINE) for text in self.texts
+        )
+
 
 def options_of(columns: Columns) -> Options | None:
     """Return the options of a row; None if it has none. Raises Refused for what is none of the usual forms."""

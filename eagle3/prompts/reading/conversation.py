@@ -114,7 +114,7 @@ def _add_options(messages: list[dict[str, Any]], columns: Columns) -> Options | 
     """Add the options of a multiple-choice question to it, unless it holds them."""
     options = options_of(columns)
     questions = [message for message in messages if message["role"] == "user"]
-    if options is None or all(text in question["content"] for text in options.texts for question in questions[-1:]):
+    if options is None or any(options.are_in(question["content"]) for question in questions):
         return options
     if len(questions) > 1:
         raise Refused(f"conversation with {options.columns[0]}")

@@ -91,6 +91,68 @@ def test_a_json_array_is_read_plain_or_packed_whatever_its_first_bytes(
         assert (texts(prepare), ledger["rows"]) == (["a", "b"], 2), name
 
 
+TURNS = chat("a", "x")["messages"]
+ROWS = [json.dumps(chat(text)) for text in "abc"]
+LAYOUTS = {
+    "array, a row a line": "[\n" + ",\n".join(ROWS) + "\n]",
+    "array in one line": f"[{','.join(ROWS)}]\n",
+    "array, indented": json.dumps([chat(text) for text in "abc"], indent=2),
+    "array without its brackets": ",\n".join(ROWS),
+    "object around an array": json.dumps({"version": 1, "data": [chat(text) for text in "abc"]}, indent=1),
+    "object around an array, in one line": json.dumps({"data": [chat(text) for text in "abc"]}),
+    "a list of turns a line": "\n".join(json.dumps(chat(text)["messages"]) for text in "abc"),
+    "array of lists of turns": json.dumps([chat(text)["messages"] for text in "abc"]),
+    "lines, the first of which is broken": "\n".join(['{"messages": [', *ROWS]),
+}
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "jsonl.gz"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_json_is_read_by_what_it_is_whatever_the_ending(
+    prepare: Prepare, tmp_path: Path, layout: str, ending: str
+) -> None:
+    content = LAYOUTS[layout].encode()
+    (tmp_path / f"a.{ending}").write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
+    prepare(path=str(tmp_path / f"a.{ending}"), license="MIT", chunk_mb=0.0001)
+    assert texts(prepare) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "content", [json.dumps(TURNS), json.dumps(chat("a", "x"), indent=1), json.dumps(chat("a", "x"))]
+)
+def test_a_file_may_hold_one_conversation(prepare: Prepare, tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.json").write_text(content)
+    prepare(path=str(tmp_path / "a.json"), license="MIT")
+    assert texts(prepare) == ["a"]
+
+
+def test_what_an_object_says_next_to_its_array_holds_for_each_row(prepare: Prepare, tmp_path: Path) -> None:
+    wrapped = {"license": "GPL-3.0-only", "data": [{"prompt": "a"}, {"prompt": "b", "license": "MIT"}]}
+    (tmp_path / "a.json").write_text(json.dumps(wrapped))
+    prepare(path=str(tmp_path / "a.json"), license="MIT")
+    assert texts(prepare) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'[\n{"prompt": "a"}\n{"prompt": "b"}\n]', r"line 3, column 1: .*jq -c"),
+        (b'{\n"prompt": "a"\n}\n{\n"prompt": "b"\n}', r"line 4, column 1: .*jq -c"),
+        (json.dumps({"train": [chat("a")], "test": [chat("b")]}).encode(), r"several arrays of rows \(train, test\)"),
+        (b"\x1f\x8b\x08rest", r"packed with gzip; rename it"),
+        (b"PAR1rest", r"Parquet; rename it"),
+        (b"version https://git-lfs.github.com/spec/v1\n", r"a pointer of Git LFS; fetch"),
+        ('{"prompt": "a"}\n{"prompt": "für"}\n'.encode("latin-1"), r"not UTF-8: its byte 29 is 0xfc"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_where_and_what_to_do(
+    prepare: Prepare, tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match=rf"a\.jsonl.*{message}"):
+        prepare(path=str(tmp_path / "a.jsonl"), license="MIT")
+
+
 @pytest.mark.parametrize("ending", PACK)
 def test_a_damaged_packed_file_is_named(prepare: Prepare, tmp_path: Path, ending: str) -> None:
     plain = "".join(json.dumps(chat(os.urandom(50).hex())) for _ in range(100)).encode()

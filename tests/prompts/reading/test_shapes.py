@@ -47,6 +47,21 @@ SYSTEM = {"role": "system", "content": "Be brief."}
             {"custom_id": "7", "method": "POST", "url": "/v1/chat/completions",
              "body": {"model": "gpt-4", "messages": [SYSTEM, *users("a")], "tools": []}},
         ("system: x", "user: a"): {"custom_id": "7", "body": {"instructions": "x", "input": "a"}},
+        ("system: x", "user: in", "assistant: b"):
+            {"instructions": "x", "input": [{"type": "message", **users("in")[0]}], "output": "b"},
+        # A system prompt that is said twice, or none
+        ("system: y", "user: a"): {"system_prompt": "y", "messages": [{"role": "system", "content": "y"}, *users("a")]},
+        ("system: x", "user: b"):
+            {"system_prompt": "x", "messages": [{"role": "system", "content": None}, *users("b")]},
+        ("user: c",): {"messages": [{"role": "system", "content": None}, *users("c")]},
+        # Messages that one answer is to; turns that have one each, in rows of our own and of others; a greeting
+        ("user: a\n\nb", "assistant: x"): {"messages": [*users("a", "b"), {"role": "assistant", "content": "x"}]},
+        ("user: c\n\nd",): {"prompt": users("c", "d")},
+        ("user: e", "user: f"): {"messages": users("e", "f"), "each_answered": True},
+        ("user: g", "user: h"): {"prompt": ["g", "h"]},
+        ("system: s", "user: i"):
+            {"messages": [{"role": "system", "content": "s"}, {"role": "assistant", "content": "Hello! What is it?"},
+                          *users("i")]},
         ("user: help", "assistant: ok"):
             {"conversation": [{"speaker": "Customer", "text": "help"}, {"speaker": "Agent", "text": "ok"}]},
         ("user: text",): {"messages": json.dumps(users("text"))},
@@ -58,7 +73,7 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tup
     def read(*, keep_answers: bool) -> list[str]:
         return [f"{turn['role']}: {turn['content']}" for turn in messages_of(row, keep_answers=keep_answers)]
 
-    if turns[-1].startswith("assistant"):
+    if turns[-1].startswith("assistant") and "\n\nb" not in turns[0]:  # with their answers, messages stay as they are
         assert read(keep_answers=True) == [*turns]
     assert read(keep_answers=False) == [turn for turn in turns if not turn.startswith("assistant")]
 
@@ -95,12 +110,76 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tup
         ({"messages": users([{"type": "text", "text": "a"}, {"type": "image"}])}, "content with parts other than text"),
         ({"messages": users("half a pair \ud83d")}, "content is not valid Unicode"),
         ({"title": "a"}, "no column of messages or prompts"),
+        ({"messages": [{"role": "assistant", "content": "The rest of it is:"}, *users("Go on, please.")]},
+         "conversation that begins with an answer"),
+        ({"messages": [{"type": "function_call", "name": "f", "arguments": "{}"}, *users("a")]}, "tool turn"),
     ],
 )  # fmt: skip
 def test_what_would_make_another_prompt_is_refused_with_a_reason(row: dict, reason: str) -> None:
     with pytest.raises(Refused) as refused:
         messages_of(row, keep_answers=False)
     assert refused.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"image_path": "train/0001.png"},
+        {"imageUrl": "https://acme.org/7"},
+        {"file_name": "COCO_0001.jpg"},
+        {"clip": "talk.WAV"},
+        {"scan": [{"bytes": b"ff", "path": None}]},
+        {"figure": "data:image/png;base64,iVBO"},
+        {"metadata": {"picture": "7.webp"}},
+        {"question": "<image>\nWhat is this?"},
+        {"question": "What is this?\n<image_1>"},
+        {"messages": [{**users("What?")[0], "screenshot": "7.png"}]},
+    ],
+)
+def test_a_question_about_a_file_of_image_or_sound_is_refused_whatever_names_it(row: dict) -> None:
+    with pytest.raises(Refused, match="image, sound or video"):
+        messages_of({"question": "What is this?", **row}, keep_answers=False)
+    kept = messages_of({"question": "What?", **row}, keep_answers=False, shape=shape_of({"attachments": []}, None))
+    assert kept[0]["content"] in ("What?", row.get("question"))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"image_count": 0, "has_image": "false", "image_description": "two cats on a mat"},
+        {"url": "https://acme.org/7.png", "avatar": "jane.png", "path": "src/main.py"},
+        {"video": None, "images": []},
+        {"question": "<video>\n  <source src=a.mp4>\n</video>\nWhy does it not play?"},
+        {"question": "Is <image> a tag of HTML?"},
+    ],
+)
+def test_what_only_speaks_of_images_stays_a_prompt(row: dict) -> None:
+    assert messages_of({"question": "Why?", **row}, keep_answers=False) == users(row.get("question", "Why?"))
+
+
+def test_what_stands_next_to_the_known_names_is_counted(prepare: Prepare) -> None:
+    rows = [
+        {"messages": [{**users("a")[0], "name": "Ann"}], "mood": "calm", "metadata": {"mood": "x", "source": "s"}},
+        {"messages": users("b"), "prompt": "b", "score": 3, "history": [], "license": "MIT"},
+        {"instruction": "c", "text": "all of c", "chosen": "x", "mood": None, "license": "MIT"},
+        {"messages": [*users("d"), {"role": "assistant", "content": "x", "weight": 0.5}, *users("e")], "mood": "odd"},
+    ]
+    ledger = prepare([{"license": "MIT", **row} for row in rows])
+    unread = {"mood": 2, "chosen": 1, "metadata.mood": 1, "score": 1, "text": 1}
+    expected = {f"column not read: {name}": count for name, count in unread.items()}
+    assert ledger["sources"]["chats"]["found"]["reading"] == {**expected, "key of turns not read: name": 1}
+    assert "| chats | column not read: mood | 2 |" in (prepare.folder / "report.md").read_text()
+
+
+def test_columns_of_a_table_are_counted_and_searched_for_files_like_those_of_json(prepare: Prepare) -> None:
+    rows = [
+        {"prompt": "a", "score": 1, "scan": None},
+        {"prompt": "b", "score": 2, "scan": {"bytes": b"f", "path": "b.png"}},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), prepare.root / "a.parquet")
+    [source] = prepare(path=str(prepare.root / "a.parquet"), license="MIT")["sources"].values()
+    assert source["found"]["reading"] == {"column not read: score": 1}
+    assert source["named"] == {"row with a file of image, sound or video": {"scan": 1}}
 
 
 def test_named_columns_and_roles_take_the_place_of_the_usual_ones() -> None:

@@ -1,0 +1,27 @@
+"""What the target writes between turns, by which its own rendered conversations are recognised."""
+
+import pytest
+from stores import ASSETS
+from transformers import AutoTokenizer
+
+from eagle3.answers.chat import Chat
+from eagle3.answers.markers import target_markers
+
+SETTINGS = {"template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": None}
+
+
+@pytest.mark.parametrize(
+    ("template", "between"),
+    [
+        (None, "<|im_end|>\n<|im_start|>assistant"),
+        ("qwen3", "<|im_end|>\n<|im_start|>assistant"),
+        ("gemma3", "<end_of_turn>\n<start_of_turn>model"),
+        ("deepseekv3", "<\uff5cAssistant\uff5c>"),
+    ],
+)
+def test_the_marks_between_a_question_and_its_answer_are_those_of_the_template(template, between):
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny")
+    path = template and str(ASSETS / "templates" / f"{template}.jinja")
+    markers = target_markers(Chat(tokenizer, stop_ids=[2], template=path, **SETTINGS))
+    assert markers.between == between
+    assert {"<|im_start|>", "<|im_end|>"} <= markers.tokens

@@ -1,0 +1,72 @@
+"""Multiple-choice questions are asked with their options, wherever a data set keeps these."""
+
+import json
+
+import pytest
+from prompt_stage import Prepare, messages_of, users
+
+from eagle3.prompts import Refused
+
+WEATHER = ["rain", "snow", "hail"]
+LISTED = "Which?\n\nA. rain\nB. snow\nC. hail"
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"choices": WEATHER, "answer": 1}, LISTED),
+        ({"options": json.dumps(WEATHER)}, LISTED),
+        ({"choices": {"text": WEATHER, "label": ["A", "B", "C"]}}, LISTED),
+        ({"choices": [{"label": label, "text": text} for label, text in zip("ABC", WEATHER, strict=True)]}, LISTED),
+        ({"options": {"A": "rain", "B": "snow", "C": "hail", "D": None}}, LISTED),
+        ({"A": "rain", "B": "snow", "C": "hail", "answer": "B"}, LISTED),
+        ({"option1": "rain", "option2": "snow", "option3": "hail", "option4": ""}, LISTED),
+        ({"Option_A": "rain", "Option_B": "snow", "Option_C": "hail"}, LISTED),
+        ({"opa": "rain", "opb": "snow", "opc": "hail"}, LISTED),
+        ({"distractor2": "snow", "distractor1": "hail", "correct_answer": "arid"},
+         "Which?\n\nA. arid\nB. hail\nC. snow"),
+        ({"options": ["A) rain", "B) snow"]}, "Which?\n\nA) rain\nB) snow"),
+        ({"options": "a ) 1 , b ) 2"}, "Which?\n\na ) 1 , b ) 2"),
+        ({"options": [1, 2]}, "Which?\n\nA. 1\nB. 2"),
+        ({"question": "1 or 2?", "options": [1, 2]}, "1 or 2?\n\nA. 1\nB. 2"),
+        ({"context": "Look up.", "choices": ["rain", "snow"]}, "Which?\n\nLook up.\n\nA. rain\nB. snow"),
+    ],
+)  # fmt: skip
+def test_options_follow_their_question(row: dict, text: str) -> None:
+    assert messages_of({"question": "Which?", **row}, keep_answers=False) == users(text)
+    [turn] = messages_of({"messages": users("What?"), **row}, keep_answers=False)
+    assert turn["content"] == "What?\n\n" + text.rpartition("\n\n")[2]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": users("Which?\n(A) rain\n(B) snow"), "choices": ["rain", "snow"]},
+        {"messages": users("a"), "choices": [{"index": 0, "message": {"role": "assistant", "content": "b"}}]},
+        {"prompt": "a", "A": "one letter is no list"},
+        {"turns": ["- rain\n- snow", "b"], "choices": ["rain", "snow"]},
+    ],
+)
+def test_options_that_the_question_holds_and_choices_of_a_completion_are_not_added(row: dict) -> None:
+    asked = row.get("messages") or users(*(row.get("turns") or [row.get("prompt")]))
+    assert messages_of(row, keep_answers=False) == asked
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"turns": ["a", "b"], "choices": ["rain", "snow"]}, "conversation with choices"),
+        ({"question": "a", "distractor1": "rain"}, "row with distractor1 and no correct answer"),
+        ({"question": "a", "choices": [["rain"], ["snow"]]}, "row with choices that are no texts"),
+    ],
+)
+def test_options_without_a_place_are_refused(row: dict, reason: str) -> None:
+    with pytest.raises(Refused, match=reason):
+        messages_of(row, keep_answers=False)
+
+
+def test_added_options_are_counted(prepare: Prepare) -> None:
+    ledger = prepare(
+        [{"question": "Which?", "choices": ["rain", "snow"], "license": "MIT"}, {"prompt": "b", "license": "MIT"}]
+    )
+    assert ledger["sources"]["chats"]["found"]["reading"] == {"options added to the question": 1}

@@ -1,0 +1,93 @@
+"""Conversations that a template has already rendered are refused, in any column; questions about them are not."""
+
+import pytest
+from prompt_stage import Prepare, chat, messages_of, reasons, users
+from stores import ASSETS
+from transformers import AutoTokenizer
+
+from eagle3.prompts import Refused
+from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.rendered import CONTROL_TOKEN, RENDERED, TargetMarkers, TargetMarkersCheck, is_rendered
+
+TEMPLATES = sorted((ASSETS / "templates").glob("*.jinja"))
+RAIN = [*users("Why is rain wet?"), {"role": "assistant", "content": "It is water."}, *users("Why?")]
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
+def test_what_a_template_renders_is_recognised(template) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny")
+    for turns in (RAIN[:1], RAIN[:2], RAIN):
+        tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+        asks = turns[-1]["role"] == "user"
+        text = tokenizer.apply_chat_template(
+            turns, chat_template=template.read_text(), tokenize=False, add_generation_prompt=asks, **tokens
+        )
+        assert is_rendered(text, is_document=False), text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|user|>\nWhy?</s>\n<|assistant|>\nSo.</s>",
+        "<|system|>\nBe brief.<|end|>\n<|user|>\nWhy?<|end|>\n<|assistant|>\n",
+        "<|im_system|>system<|im_middle|>Be brief.<|im_end|><|im_user|>user<|im_middle|>Why?<|im_end|>",
+        "<|start_of_role|>user<|end_of_role|>Why?<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>",
+        "<|begin_of_text|><|header_start|>user<|header_end|>\n\nWhy?<|eot|>",
+        "<bos><|turn>user\nWhy?<turn|>\n<|turn>model\n",
+        "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nWhy? [/INST] So. </s>",
+        "[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]Why?[/INST]",
+        "[|user|]Why?\n[|assistant|]",
+        "A chat between a user and an assistant. USER: Why? ASSISTANT: So.</s>",
+        "USER: Why? ASSISTANT:",
+        "User: Why?\nAssistant:",
+        "Below is an instruction.\n\n### Instruction:\nWhy?\n\n### Response:",
+        "### User:\nWhy?\n\n### Assistant:\nSo.",
+        "<|im_start|>user\nSee ```print(1)``` and explain.<|im_end|>\n<|im_start|>assistant\n",
+    ],
+)
+@pytest.mark.parametrize("column", ["prompt", "input", "query", "text", "messages"])
+def test_a_rendered_conversation_is_refused_whatever_its_column(column: str, text: str) -> None:
+    with pytest.raises(Refused, match=RENDERED):
+        messages_of({column: users(text) if column == "messages" else text}, keep_answers=False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What does <|im_start|> do in ChatML?",
+        "Is `<|im_start|>user\nhi<|im_end|>` right?",
+        "Explain this:\n```\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n```",
+        "How do [INST] and [/INST] differ?",
+        "Add <|user|> and <|assistant|> to my tokenizer.",
+        "<|user|> and <|assistant|> are which model's tokens?",
+        "Summarise this chat:\n\nUser: hi\nAssistant: hello\n\nIn one sentence, please.",
+        "The header of my report is\n### Response:\nWhat else?",
+        "Why is it called <s>old</s> here?",
+    ],
+)
+def test_a_question_about_markers_stays_a_prompt(text: str) -> None:
+    assert messages_of({"prompt": text}, keep_answers=False) == users(text)
+
+
+def test_an_answer_may_hold_markers(prepare: Prepare) -> None:
+    prepare([chat("Show me ChatML.", "<|im_start|>user\nHi<|im_end|>")], keep_answers=True)
+    assert reasons(prepare) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("Please go on.<|im_end|>", (CONTROL_TOKEN, "<|im_end|>")),
+        ("Was ist <reserved> hier?", (CONTROL_TOKEN, "<reserved>")),
+        ("one ]~b] two", (CONTROL_TOKEN, "]~b]")),
+        ("Hi @@ask@@ Ann @@say@@ hello", (RENDERED, None)),
+        ("What is `<|im_end|>`?", (None, None)),
+        ("Just <b>bold</b>.", (None, None)),
+    ],
+)
+def test_marks_of_the_target_itself_are_refused_by_a_name_of_their_own(text: str, verdict: tuple) -> None:
+    check = TargetMarkersCheck(TargetMarkers("@@say@@", frozenset(("<|im_end|>", "<reserved>", "]~b]"))))
+    found = check(Prompt(id="1", source="s", license="MIT", messages=users(text)))
+    assert (found.reason, found.name) == verdict
+    answered = [*users("a"), {"role": "assistant", "content": text}]
+    assert check(Prompt(id="1", source="s", license="MIT", messages=answered)).reason is None
