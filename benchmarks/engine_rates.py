@@ -123,8 +123,8 @@ def answers(target: StoredTarget, launch: LaunchSettings, work: Path, count: int
     rng = random.Random(0)
     prompts = [random_ids(PROMPT_TOKENS, rng) for _ in range(count)]
     sampling = Sampling(temperature=0.7, top_p=1.0, top_k=0, max_new_tokens=ANSWER_TOKENS)
-    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, template=None, template_kwargs={}, date="2026-01-01",
-                reasoning_parser=None)  # fmt: skip
+    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, template=None, template_kwargs={}, stop_tokens="auto",
+                date="2026-01-01", reasoning_parser=None)  # fmt: skip
     settings = OmegaConf.load(ROOT / "conf/answers/sglang.yaml")
     servers = servers_of(launch, 1, target=target.path, revision=None, draft=None, folder=work / "logs")
     with serving(servers) as [server], ExitStack() as stack:

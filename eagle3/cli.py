@@ -124,6 +124,8 @@ def _hydra_folders() -> list[Path]:
 
 
 def own_config_dirs() -> list[str]:
+    if not HydraConfig.initialized():  # in a notebook
+        return []
     return [source.path for source in HydraConfig.get().runtime.config_sources if source.provider == "command-line"]
 
 

@@ -42,7 +42,13 @@ def tiny_target() -> Target:
 def tiny_chat(**changes: Any) -> Chat:
     """Its chat format."""
     target = tiny_target()
-    settings = {"template": None, "template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": "auto"}
+    settings = {
+        "template": None,
+        "template_kwargs": {},
+        "stop_tokens": "auto",
+        "date": "2026-01-01",
+        "reasoning_parser": "auto",
+    }
     return Chat(target.tokenizer, stop_ids=target.stop_ids, **settings | changes)
 
 

@@ -1,6 +1,7 @@
 """What no later stage could do anything about is said before the first one starts."""
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ from exported_head import edit_json
 from omegaconf import DictConfig
 from scripts import composed
 from serving_fixtures import sglang_site
+from stores import CONF
 
+from eagle3 import cli
 from eagle3.commands.precompute import STAGES, check_ahead, choose_engine, precompute
 from eagle3.errors import InputError
 from eagle3.settings.check import check_settings
@@ -35,6 +38,44 @@ def test_a_target_that_cannot_be_used_is_refused_without_its_weights(
     edit_json(without_weights / "config.json", **changes)
     with pytest.raises(InputError, match=message):
         check_ahead(config_of(without_weights, *overrides), [*STAGES.values()])
+
+
+@pytest.mark.parametrize("stage", ["answers", "estimate"])
+def test_a_target_without_a_chat_template_is_refused_before_the_first_stage(without_weights: Path, stage: str) -> None:
+    (without_weights / "chat_template.jinja").unlink()
+    with pytest.raises(InputError, match=r"chat\.template=null .* chat\.template=FILE"):
+        check_ahead(config_of(without_weights), [STAGES["prompts"], STAGES[stage]])
+    check_ahead(config_of(without_weights), [STAGES["features"]])  # which has token ids already
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
+def test_a_file_of_a_target_that_is_a_pipe_is_not_waited_for(without_weights: Path, name: str) -> None:
+    (without_weights / name).unlink()
+    os.mkfifo(without_weights / name)
+    with pytest.raises(InputError, match=rf"target\.path=.*: {name} is no regular file"):
+        check_ahead(config_of(without_weights), [*STAGES.values()])
+
+
+def test_auto_names_the_keys_that_hugging_face_does_not_take(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of(tmp_path, "answers=auto", "answers.give_up_s=7", "answers.head=DIR", "answers.in_flight=640")
+    choose_engine(config, ["answers"])
+    assert config.answers.name == "huggingface"
+    warned = [record.getMessage().partition(" has no effect")[0] for record in caplog.records if record.levelno > 20]
+    assert warned == ["answers.give_up_s=7", "answers.head=DIR"]  # in_flight is as it was
+
+
+def test_auto_takes_the_users_own_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "conf" / "answers" / "huggingface.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text((CONF / "answers" / "huggingface.yaml").read_text().replace("window: 1024", "window: 5"))
+    monkeypatch.setattr(cli, "own_config_dirs", lambda: [str(own.parents[1])])
+    config = config_of(tmp_path, "answers=auto")
+    choose_engine(config, ["answers"])
+    assert config.answers.window == 5
+    own.write_text(own.read_text().replace("window: 5", "window: -5"))
+    config = config_of(tmp_path, "answers=auto")
+    with pytest.raises(InputError, match=r"answers\.window=-5 must be"):
+        choose_engine(config, ["answers"])
 
 
 @pytest.mark.parametrize("gpus", [None, 0, 2])

@@ -35,6 +35,7 @@ TRANSFORMERS = Library(
         "transformers.utils.hub:cached_files(_raise_exceptions_for_gated_repo)",
         "transformers.utils.hub:cached_files(_raise_exceptions_for_missing_entries)",
         "transformers.utils.hub:cached_files(_raise_exceptions_for_connection_errors)",
+        "transformers.utils.chat_template_utils:render_jinja_template(chat_template)",
         "transformers:PreTrainedTokenizerFast.added_tokens_decoder",
         "transformers:PreTrainedTokenizerFast.backend_tokenizer",
     ),
@@ -98,6 +99,12 @@ def tokenizer_json(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:
     """Return the content of tokenizer.json; None for a tokenizer that is not a fast one."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return None if backend is None else json.loads(backend.to_str())
+
+
+def added_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the ids of tokens that are no pieces of text: special ones, and others that are found before a text is
+    cut into pieces."""
+    return {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids} - {tokenizer.unk_token_id}
 
 
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from eagle3 import cli
 from eagle3.answers.answerer import Answerer, Answering
-from eagle3.answers.chat import Chat
+from eagle3.answers.chat import Chat, checked_chat
 from eagle3.answers.imported import ImportedAnswers, imported_rows
 from eagle3.answers.store import AnswerCounts, AnswerStore, MadeWith
 from eagle3.engine.endpoint import ENDPOINTS
@@ -77,7 +77,7 @@ def prompts_ahead(config: DictConfig) -> int:
 
 
 def chat_of(config: DictConfig, target: Target | TargetFiles) -> Chat:
-    return Chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
+    return checked_chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
 
 
 def checked_target(config: DictConfig) -> Target:
@@ -93,6 +93,7 @@ def answering(config: DictConfig, folder: Path, worker: WorkerId) -> Iterator[An
     served = config.answers.name in ENDPOINTS
     target: Target | StoredTarget = stored_target(**cli.plain(config.target)) if served else checked_target(config)
     chat, sampling = chat_of(config, target), cli.settings(Sampling, config.sampling)
+    target = replace(target, stop_ids=chat.stop_ids)
     parts: dict[str, Any] = {"target": target, "sampling": sampling}
     if served:
         settings, launch = cli.settings(ServedSettings, config.answers), cli.settings(LaunchSettings, config.launch)

@@ -4,24 +4,31 @@ import copy
 import datetime
 import json
 import logging
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Unpack
 
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
-from eagle3.adapters.transformers import control_ids
+from eagle3.adapters.transformers import added_ids, control_ids
 from eagle3.answers.reasoning import reasoning_of
+from eagle3.answers.template_limits import MOST_CHARACTERS, require_bounded
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import ChatSettings
+from eagle3.storage.files import require_regular
 from eagle3.target.identity import template_hash
 
 log = logging.getLogger(__name__)
 
 LOSES_TOOLS = "the chat template does not render the tools of the conversation"
 LOSES_TEXT = "the chat template does not render the whole text of a system or user turn"
+NOT_WHOLE = "the template drops, adds or moves part of the answer"
+TOO_MUCH = f"the chat template writes more than {MOST_CHARACTERS} characters"
 SENTINEL = "Sentinel0451"  # no template changes, cuts or takes it for anything
+QUESTION = {"role": "user", "content": "Question0451"}
 
 Messages = list[dict[str, Any]]
 
@@ -37,34 +44,45 @@ class Chat:
         self, tokenizer: PreTrainedTokenizerBase, *, stop_ids: Iterable[int], **settings: Unpack[ChatSettings]
     ) -> None:
         self.tokenizer = tokenizer
-        self.stop_ids = frozenset(stop_ids)
-        self.control_ids = control_ids(tokenizer)
-        source = _template_source(tokenizer, settings["template"])
-        template_kwargs, date, parser = settings["template_kwargs"], settings["date"], settings["reasoning_parser"]
-        self.reasoning = reasoning_of(parser, source)
+        self.control_ids, self._added_ids = control_ids(tokenizer), added_ids(tokenizer)
+        source, self._template, self._variables = _template_and_variables(tokenizer, settings)
+        self.reasoning = reasoning_of(settings["reasoning_parser"], source)
         self.settings: dict[str, Any] = {
             "template_hash": template_hash(source),
-            "template_kwargs": dict(template_kwargs),
-            "date": date,
-            "reasoning_parser": parser,
+            "template_kwargs": dict(settings["template_kwargs"]),
+            "date": settings["date"],
+            "reasoning_parser": settings["reasoning_parser"],
         }
         self._source = source
+        self._words = frozenset(re.findall(r"\w+", source))
         self.reads_clock = "strftime_now" in source
-        # A template that joins its BOS to a text fails on a tokenizer that has none; there it means nothing.
-        tokens = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
-        self._unset_tokens: dict[str, Any] = {
-            name: "" for name, token in tokens.items() if token is None and name not in template_kwargs
-        }
-        self._template = _pin_clock(source, date) if self.reads_clock else source
         self._offered: dict[str, Any] = {}  # to the template, in addition to the conversation: its tools
         self._in_parts = False  # whether a message's content is a list of parts, which some templates want
+        self._tell_unread("chat.template_kwargs", settings["template_kwargs"])
         self._check_template()
+        self.stop_ids = frozenset(stop_ids)
+        if added := self._added_stop_ids(settings["stop_tokens"]):
+            self.stop_ids |= added
+            self.settings["stop_tokens"] = sorted(map(self.name_of, added))
+
+    def for_prompt(self, prompt: Mapping[str, Any]) -> "Chat":
+        """Return the same format with the tools of a prompt and its own variables of the template."""
+        chat = self.with_tools(prompt.get("tools"))
+        if own := prompt.get("chat_template_kwargs"):
+            self._tell_unread("chat_template_kwargs of prompts", own)
+            chat._variables = self._variables | own
+        return chat
 
     def with_tools(self, tools: list[dict[str, Any]] | None) -> "Chat":
         """Return the same format for a conversation that offers these tools."""
         chat = copy.copy(self)
         chat._offered = {"tools": tools} if tools else {}
         return chat
+
+    def _tell_unread(self, setting: str, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._words:
+                _warn_once(f"{setting}: {name} has no effect, because the chat template does not read it")
 
     def prompt_ids(self, messages: Messages) -> list[int]:
         """Token ids up to where generation begins. Raises `RefusedConversation` when the template does."""
@@ -130,20 +148,36 @@ class Chat:
                 chat_template=self._template,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
-                **self._unset_tokens,
-                **{**self.settings["template_kwargs"], **self._offered},
+                **self._variables,
+                **self._offered,
             )
         except TemplateSyntaxError:
             raise
         except Exception as error:  # a template is a program that came with the model: it may fail in any way
             raise RefusedConversation(self._refusal(error)) from None
         assert isinstance(text, str)
+        if len(text) > MOST_CHARACTERS:
+            raise RefusedConversation(TOO_MUCH)
         return text
+
+    def around_answer(self, before: Messages, *after: dict[str, str]) -> tuple[str, str]:
+        """Return the text that the template writes before and after an answer, found with a sentinel in its place."""
+        answer = {"role": "assistant", "content": SENTINEL}
+        text = self.render([*before, answer, *after], add_generation_prompt=False)
+        if text.count(SENTINEL) != 1:
+            raise RefusedConversation(NOT_WHOLE)
+        head, _, tail = text.partition(SENTINEL)
+        return head, tail
 
     def _refusal(self, error: Exception) -> str:
         # Only words that stand in the template itself: a message put together at run time may quote the conversation.
         reason = str(error) if str(error) in self._source else type(error).__name__
         return f"the chat template refuses: {reason}"
+
+    def holds_control_token(self, text: str) -> bool:
+        """Say whether text would become tokens with which the target or the template steer, not read."""
+        ids = self.encode(text)
+        return not (self.control_ids.isdisjoint(ids) and self.stop_ids.isdisjoint(ids))
 
     def encode(self, text: str) -> list[int]:
         # The template writes its own BOS; add_special_tokens would double it.
@@ -191,6 +225,82 @@ class Chat:
             lost |= {each["role"] for each in asked if each["content"] not in text or repr(each["content"]) in text}
         return lost
 
+    # --- the end of a turn -------------------------------------------------------------------------------------------
+
+    def name_of(self, token_id: int) -> str:
+        return self.decode([token_id])
+
+    def _added_stop_ids(self, stop_tokens: str | list[str]) -> frozenset[int]:
+        """Return the tokens that end an answer in addition to the target's own: those given, or ("auto") the token
+        with which the template ends a turn. Without it, answers would run on into turns of the user."""
+        own = ", ".join(map(self.name_of, sorted(self.stop_ids))) or "none"
+        texts = self._after_an_answer()
+        # The first text that is not empty ends the turn.
+        closing = next((ids for ids in texts if self.decode(ids).strip()), [])
+        end = self._end_in(closing)
+        if isinstance(stop_tokens, list):
+            given = self._ids_of(stop_tokens)
+            if end is not None and end not in given | self.stop_ids:
+                _warn_once(
+                    f"chat.stop_tokens={stop_tokens} leaves out {self.name_of(end)}, with which the chat template ends "
+                    f"a turn: answers may run on after it"
+                )
+            return given - self.stop_ids
+        if not texts:
+            _warn_once("the chat template refuses a plain conversation: not checked what ends a turn")
+            return frozenset()
+        if end is None:
+            raise InputError(
+                f"chat.stop_tokens=auto, but the chat template writes {self.decode(closing)!r} after an answer, and no "
+                f"special token that could end one; name the tokens that end an answer, e.g. "
+                f"chat.stop_tokens=['</s>'], or give [] for the target's own alone ({own})"
+            )
+        if end not in self.stop_ids:
+            _tell_once(
+                f"the chat template ends a turn with {self.name_of(end)}, which is not among the target's stop tokens "
+                f"({own}): it ends answers here (chat.stop_tokens=auto); servers need it too, as eos_token_id in "
+                f"generation_config.json"
+            )
+        return frozenset({end}) - self.stop_ids
+
+    def _after_an_answer(self) -> list[list[int]]:
+        """Return the token ids that the template writes after an answer; first those that it writes both at the end of
+        a conversation and before another question, then those of each place."""
+        for before in ([QUESTION], [{"role": "system", "content": "System0451"}, QUESTION]):
+            found = []
+            for after in ([], [{"role": "user", "content": "Question0452"}]):
+                try:
+                    _, text = self.around_answer(before, *after)
+                except RefusedConversation:
+                    continue
+                found.append(self.encode(text.partition("Question0452")[0]))
+            if found:
+                return [_common_start(*found), *found]
+        return []
+
+    def _end_in(self, ids: list[int]) -> int | None:
+        """Return the first stop token of the target among the ids; if they have none, the first special token."""
+        marks = [each for each in ids if each in self._added_ids and self.name_of(each).strip()]
+        return next((each for each in ids if each in self.stop_ids), next(iter(marks), None))
+
+    def _ids_of(self, tokens: list[str]) -> frozenset[int]:
+        vocabulary = self.tokenizer.get_vocab()
+        if unknown := [token for token in tokens if token not in vocabulary]:
+            raise InputError(
+                f"chat.stop_tokens={tokens}: {unknown[0]} is no single token of the target; give tokens as they are in "
+                f"its tokenizer, e.g. chat.stop_tokens=['<|im_end|>']"
+            )
+        return frozenset(vocabulary[token] for token in tokens)
+
+
+def checked_chat(
+    tokenizer: PreTrainedTokenizerBase, *, stop_ids: Iterable[int], **settings: Unpack[ChatSettings]
+) -> Chat:
+    """Return the target's chat format, after its template has ended within limits in a process of its own."""
+    _, template, variables = _template_and_variables(tokenizer, settings)
+    require_bounded(template, json.dumps({**tokenizer.special_tokens_map, **variables}, default=str))
+    return Chat(tokenizer, stop_ids=stop_ids, **settings)
+
 
 def ids_in_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Return the ids of `text` inside a longer one: SentencePiece puts a space before a text that stands alone."""
@@ -198,6 +308,18 @@ def ids_in_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
         tokenizer(each, add_special_tokens=False, verbose=False)["input_ids"] for each in ("\n", f"\n{text}", text)
     )
     return together[len(before) :] if together[: len(before)] == before else alone
+
+
+def _template_and_variables(
+    tokenizer: PreTrainedTokenizerBase, settings: ChatSettings
+) -> tuple[str, str, dict[str, Any]]:
+    """Return the template as it is written, as it is rendered (with the clock pinned), and its variables."""
+    source = _template_source(tokenizer, settings["template"])
+    template = _pin_clock(source, settings["date"]) if "strftime_now" in source else source
+    # A template that joins its BOS to a text fails on a tokenizer that has none; there it means nothing.
+    tokens = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
+    unset = {name: "" for name, token in tokens.items() if token is None}
+    return source, template, unset | settings["template_kwargs"]
 
 
 def _template_source(tokenizer: PreTrainedTokenizerBase, path: str | None) -> str:
@@ -210,6 +332,7 @@ def _template_source(tokenizer: PreTrainedTokenizerBase, path: str | None) -> st
                 "give one with chat.template=FILE.jinja"
             ) from None
     try:
+        require_regular(Path(path), named=f"chat.template={path}")
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"chat.template={path} cannot be read ({error.strerror}); give a Jinja file or null") from None
@@ -224,3 +347,20 @@ def _pin_clock(source: str, date: str) -> str:
     replacements = "".join(f"|replace({json.dumps(old)}, {json.dumps(new)})" for old, new in written.items())
     # The newline after endmacro is eaten by Jinja's trim_blocks, which transformers sets: the rest renders unchanged.
     return "{% macro strftime_now(format) %}{{ format" + replacements + " }}{% endmacro %}\n" + source
+
+
+def _common_start(first: list[int], *others: list[int]) -> list[int]:
+    length = 0
+    while length < len(first) and all(each[length : length + 1] == first[length : length + 1] for each in others):
+        length += 1
+    return first[:length]
+
+
+@cache
+def _tell_once(message: str) -> None:
+    log.info(message)
+
+
+@cache
+def _warn_once(message: str) -> None:
+    log.warning(message)

@@ -35,7 +35,7 @@ class Dialogue:
         self.turn = 0
         self.waiting = True
         self.prompt_ids: list[int] = []
-        self._chat = chat.with_tools(prompt.get("tools"))
+        self._chat = chat.for_prompt(prompt)
         self._seed = seed
         self._max_prompt_tokens = max_prompt_tokens
         self._on_length = on_length

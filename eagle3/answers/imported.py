@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from eagle3.answers.chat import SENTINEL, Chat, Messages, RefusedConversation, ids_in_text
+from eagle3.answers.chat import NOT_WHOLE, QUESTION, Chat, Messages, RefusedConversation, ids_in_text
 from eagle3.answers.rows import AnsweredRow, AnswerError, error_row, new_row, too_long
 from eagle3.settings.precomputing import ImportedSettings
 
+CONTROL_TOKEN_BEFORE = "the text of a turn before the answer holds that of a control token"
 CONTROL_TOKEN_INSIDE = "the answer's text holds that of a control token"
 END_OF_TURN_INSIDE = "the answer contains an end-of-turn token"
 FOREIGN_IDS = "token ids are outside the target's vocabulary"
@@ -19,7 +20,7 @@ NO_END_OF_TURN = "no end-of-turn token follows the answer"
 NOT_CONTINUED = "the template does not render the answer as a continuation of its generation prompt"
 NOT_THE_PROMPT = "prompt_ids do not decode to the text of the turns before"
 NOT_THE_TEXT = "output_ids do not decode to the answer's text"
-NOT_WHOLE = "the template drops, adds or moves part of the answer"
+NOT_TRAINED = "the turn is marked as not to be trained"
 REASONING_OPEN = "reasoning begins before or in the answer and does not end once"
 TWO_ANSWERS = "two assistant turns follow each other"
 UNKNOWN_END = "finish_reason is neither stop nor length"
@@ -56,7 +57,7 @@ def imported_rows(
 ) -> tuple[list[AnsweredRow], list[AnswerError]]:
     """Rows (one per assistant turn whose tokens are known) and errors of a conversation that keeps its answers."""
     rows, refusals = [], []
-    chat = chat.with_tools(prompt.get("tools"))
+    chat = chat.for_prompt(prompt)
     for answer in answer_rows(chat, prompt["messages"], unstated=answers.unstated):
         reason = answer.refused or too_long(answer.prompt_ids, max_prompt_tokens)
         length = len(answer.prompt_ids) + len(answer.answer_ids)
@@ -84,6 +85,8 @@ def _answer_row(chat: Chat, turn: int, messages: Messages, index: int, unstated:
     made = {"finish_reason": answer["finish_reason"]} if "finish_reason" in answer else {}
     shown = [*plain[:-1], plain[-1] | made]
     finish_reason = answer.get("finish_reason", UNSTATED)
+    if answer.get("trained") is False:  # part of later prompts all the same
+        return AnswerRow(turn, shown, [], [], finish_reason, NOT_TRAINED)
     try:
         if "output_ids" in answer:
             prompt_ids, answer_ids = _by_ids(chat, plain, answer, finish_reason)
@@ -135,22 +138,15 @@ def _by_text(chat: Chat, messages: Messages, *, ended: bool) -> tuple[list[int],
     """Tokens up to the answer's first one, and those of the answer."""
     before = messages[:-1]
     prompt = chat.prompt(before)
-    head, tail = _around(chat, before)
+    if any(chat.holds_control_token(message["content"]) for message in before if message["role"] != "assistant"):
+        raise RefusedConversation(CONTROL_TOKEN_BEFORE)
+    head, tail = chat.around_answer(before)
     inserted, answer = _located(chat, messages, prompt, head, tail, ended=ended)
     prompt_ids = chat.encode(prompt)
     ids = _continuation(chat, prompt, prompt_ids, inserted + answer)
     first = _first_token(chat, prompt_ids, ids, inserted)
     end = _end_of_turn(chat, before, tail) if ended else []
     return prompt_ids + ids[:first], ids[first:] + end
-
-
-def _around(chat: Chat, before: Messages, *after: dict[str, str]) -> tuple[str, str]:
-    """Return what the template writes before and after an answer, found with a sentinel in its place."""
-    text = chat.render([*before, {"role": "assistant", "content": SENTINEL}, *after], add_generation_prompt=False)
-    if text.count(SENTINEL) != 1:
-        raise RefusedConversation(NOT_WHOLE)
-    head, _, tail = text.partition(SENTINEL)
-    return head, tail
 
 
 def _located(chat: Chat, messages: Messages, prompt: str, head: str, tail: str, *, ended: bool) -> tuple[str, str]:
@@ -255,8 +251,7 @@ def _end_of_turn(chat: Chat, before: Messages, tail: str) -> list[int]:
     ids = chat.encode(tail)
     if chat.stop_ids.isdisjoint(ids):
         # Templates such as GLM's write no end of turn: the model ends with the token that opens the next turn.
-        question = {"role": "user", "content": "Question0451"}
-        ids = chat.encode(_around(chat, before, question)[1].partition(question["content"])[0])
+        ids = chat.encode(chat.around_answer(before, QUESTION)[1].partition(QUESTION["content"])[0])
     if chat.stop_ids.isdisjoint(ids):
         raise RefusedConversation(NO_END_OF_TURN)
     return ids[:1] if ids[0] in chat.stop_ids else []

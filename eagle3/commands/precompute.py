@@ -16,6 +16,7 @@ from eagle3 import cli
 from eagle3.errors import InputError, Interrupted, require_packages
 from eagle3.progress import Bar
 from eagle3.prompts import LIBRARIES
+from eagle3.settings.check import check_settings
 from eagle3.storage.lock import hold
 from eagle3.workers.continued import Continued
 
@@ -143,6 +144,9 @@ class EstimateStage(Stage):
         return "estimate", "target", "chat", "answers", "sampling", "features"
 
     def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
+        from eagle3.answers.build import chat_of
+
+        chat_of(config, target)
         check_layers(config, target)
 
     def run(self, config: DictConfig, engine: Continued) -> None:
@@ -168,8 +172,9 @@ class AnswersStage(Stage):
         return "target", "chat", "answers", "sampling", "workers", *servers
 
     def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
-        from eagle3.answers.build import prompt_limit
+        from eagle3.answers.build import chat_of, prompt_limit
 
+        chat_of(config, target)
         if config.answers.name != "imported":
             limits = config.sampling
             prompt_limit(target.text_config, limits.max_new_tokens, limits.max_prompt_tokens)
@@ -255,10 +260,29 @@ def choose_engine(config: DictConfig, stages: Sequence[str]) -> None:
         if config.answers.urls or sglang_can(config, "answers", stages):
             config.answers.name = "sglang"
         else:
-            config.answers = OmegaConf.load(Path(cli.CONF) / "answers/huggingface.yaml")
+            config.answers = huggingface_instead_of(config.answers)
+            check_settings(config, "precompute")
     engine = config.features.engine
     if engine is not None and not engine.required and not sglang_can(config, "features", stages):
         config.features.engine = None
+
+
+def huggingface_instead_of(auto: DictConfig) -> DictConfig:
+    """Return the option answers/huggingface, of the user's own --config-dir if it has one, with the values given for
+    `auto` as far as it takes them; a warning names the others."""
+    files = (Path(folder) / "answers" / "huggingface.yaml" for folder in (*cli.own_config_dirs(), cli.CONF))
+    chosen = OmegaConf.load(next(file for file in files if file.is_file()))
+    assert isinstance(chosen, DictConfig)
+    usual = OmegaConf.load(Path(cli.CONF) / "answers" / "sglang.yaml")
+    for key in (key for key in auto if key != "name" and auto[key] != usual.get(key)):
+        if key in chosen:
+            chosen[key] = auto[key]
+        else:
+            log.warning(
+                "answers.%s=%s has no effect: answers=auto chose Hugging Face; leave it out, or give answers=sglang",
+                key, auto[key],
+            )  # fmt: skip
+    return chosen
 
 
 def sglang_can(config: DictConfig, what: str, stages: Sequence[str]) -> bool:

@@ -31,6 +31,20 @@ Tokens = Annotated[int, Field(ge=1, le=2**24)]
 Marks = Annotated[list[Text], Field(min_length=2, max_length=2)]  # of reasoning: its start, its end
 
 
+# Of the function that renders a template: as a variable, each would change or break the rendering.
+TEMPLATE_PARAMETERS = frozenset((
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents",
+    "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors",
+    "sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "tools", "truncation",
+))  # fmt: skip
+
+
+def _variables(template_kwargs: dict[str, Any]) -> dict[str, Any]:
+    if taken := sorted(TEMPLATE_PARAMETERS.intersection(template_kwargs)):
+        raise wrong(f"must hold variables of the chat template: {taken[0]} is set by this project; leave it out")
+    return template_kwargs
+
+
 class TargetSettings(TypedDict):
     path: Text | None
     revision: Text | None
@@ -43,7 +57,8 @@ class TargetSettings(TypedDict):
 
 class ChatSettings(TypedDict):
     template: Text | None
-    template_kwargs: dict[Text, Any]
+    template_kwargs: Annotated[dict[Text, Any], AfterValidator(_variables)]
+    stop_tokens: Annotated[Any, text_or(list[Text], Literal["auto"])]
     date: Date
     reasoning_parser: Annotated[Any, text_or(Marks, Literal["auto"])] | None
 

@@ -17,6 +17,12 @@ from eagle3.errors import InputError
 WHATEVER = "*"  # replace any version
 
 
+def require_regular(path: Path, *, named: str) -> None:
+    """Raise InputError for a pipe, socket or device: reading one may wait for ever, and gives its content once."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise InputError(f"{named} is no regular file but a pipe, socket or device; give a file on a disk")
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open `path` for binary writing under a temporary name; it gets its own name only when the block ends well."""

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 from eagle3.adapters.transformers import text_part
 from eagle3.errors import InputError, first_line
+from eagle3.storage.files import require_regular
 from eagle3.target.checkpoint_files import require_embedded_tokens, require_known_quantization, require_no_adapter
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -50,6 +51,8 @@ def read_target_files(
 
     Takes the keys of conf/target, of which those for loading have no effect."""
     path = checked_path(path)
+    for file in Path(path).iterdir() if Path(path).is_dir() else ():
+        require_regular(file, named=f"target.path={path}: {file.name}")
     require_no_adapter(path, revision)
     config_dict, config = load_config(path, revision=revision, trust_remote_code=trust_remote_code)
     require_known_quantization(path, revision, config_dict)

@@ -1,14 +1,19 @@
 """Prompts as a server would build them and contents as it would return them, over 14 families' templates."""
 
 import datetime
+import inspect
+import os
 
 import pytest
 from stores import ASSETS
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
 
-from eagle3.answers.chat import LOSES_TEXT, Chat, RefusedConversation
+from eagle3.answers import template_limits
+from eagle3.answers.chat import LOSES_TEXT, TOO_MUCH, Chat, RefusedConversation, checked_chat
 from eagle3.errors import InputError
+from eagle3.settings.precomputing import TEMPLATE_PARAMETERS
 
 CHATML = ["<|im_start|>", "<|im_end|>"]
 LLAMA = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
@@ -57,7 +62,13 @@ CONVERSATIONS = {
 }
 
 
-SETTINGS = {"template": None, "template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": "auto"}
+SETTINGS = {
+    "template": None,
+    "template_kwargs": {},
+    "stop_tokens": "auto",
+    "date": "2026-01-01",
+    "reasoning_parser": "auto",
+}
 
 
 def make_tokenizer(name=None):
@@ -124,7 +135,7 @@ def test_the_pinned_clock_formats_like_the_real_one(tmp_path, directive):
     template = tmp_path / "clock.jinja"
     # Leading white space, then a block: shadowing the clock must not change how the template itself renders.
     template.write_text("  {% if true %}\n  {{ strftime_now('" + directive + "') }}\n{% endif %}" + MESSAGES)
-    chat = make_chat("llama3", template=str(template), date="2024-02-09")
+    chat = make_chat("llama3", template=str(template), date="2024-02-09", stop_tokens=[])
     assert decode(chat, chat.prompt_ids([user("")])) == f"  {datetime.datetime(2024, 2, 9):{directive}}\n"
 
 
@@ -132,7 +143,7 @@ def test_a_tokenizer_without_bos_renders_a_template_that_joins_it_to_a_text():
     tokenizer = make_tokenizer()
     assert tokenizer.bos_token is None
     path = str(ASSETS / "templates" / "llama3.jinja")
-    chat = Chat(tokenizer, **{**SETTINGS, "template": path}, stop_ids={2})
+    chat = Chat(tokenizer, **{**SETTINGS, "template": path, "stop_tokens": []}, stop_ids={2})
     text = tokenizer.decode(chat.prompt_ids([user("Hi")]))
     assert text.startswith("<|start_header_id|>user<|end_header_id|>")
 
@@ -145,6 +156,109 @@ def test_what_the_template_refuses_is_a_refusal_that_never_quotes_the_conversati
     with pytest.raises(RefusedConversation) as refusal:
         make_chat("llama3", template=str(template)).prompt_ids([user("my secret")])
     assert "secret" not in str(refusal.value) and refusal.value.__suppress_context__
+
+
+# --- the end of a turn -----------------------------------------------------------------------------------------------
+
+
+def test_the_token_that_ends_a_turn_in_the_template_ends_answers(family):
+    name, chat = family
+    assert "stop_tokens" not in chat.settings and chat.stop_ids == {chat.tokenizer.eos_token_id}
+    other = make_chat(name, stop_ids={0})  # as of a base model that was tuned on another template than its own
+    assert other.settings["stop_tokens"] == [TEMPLATES[name][2]]
+    assert other.stop_ids == {0, chat.tokenizer.eos_token_id}
+
+
+TURNS = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}END{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("end", "after", "added"),
+    [
+        ("<|im_end|>\n", "{% if not add_generation_prompt %}<|endoftext|>{% endif %}", ["<|im_end|>"]),
+        ("{{ ' \n' if loop.last else '\n' }}", "", ["<|im_start|>"]),  # it writes no end: the next turn is one
+        ("{{ '<|endoftext|>' if loop.last else '\n' }}", "", []),  # after the last turn alone
+        ("</think><|endoftext|>", "", []),  # another mark before the end
+    ],
+)
+def test_the_end_of_a_turn_is_what_the_template_writes_after_an_answer(tmp_path, end, after, added):
+    path = tmp_path / "turns.jinja"
+    path.write_text(TURNS.replace("END", end) + PROMPT + after)
+    chat = make_chat("qwen3", template=str(path), stop_ids={0})
+    assert chat.settings.get("stop_tokens", []) == added
+
+
+def test_a_template_that_ends_turns_with_plain_text_needs_stop_tokens(tmp_path, caplog):
+    path = tmp_path / "plain.jinja"
+    path.write_text(TURNS.replace("END", "</turn>\n") + PROMPT)
+    with pytest.raises(
+        InputError, match=r"chat\.stop_tokens=auto, but .*'</turn>\\n' after an answer.*\(<\|im_end\|>\)"
+    ):
+        make_chat("qwen2_5", template=str(path))
+    assert make_chat("qwen2_5", template=str(path), stop_tokens=[]).stop_ids == {2}
+    assert make_chat("qwen2_5", template=str(path), stop_tokens=["<|im_start|>"]).stop_ids == {1, 2}
+    with pytest.raises(InputError, match=r"chat\.stop_tokens=\['</turn>'\]: </turn> is no single token"):
+        make_chat("qwen2_5", template=str(path), stop_tokens=["</turn>"])
+    assert make_chat("qwen2_5", stop_ids={0}, stop_tokens=[]).stop_ids == {0}
+    assert "chat.stop_tokens=[] leaves out <|im_end|>" in caplog.text
+
+
+# --- variables of the template ---------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_rendered_with_its_own_variables(caplog):
+    chat = make_chat("qwen3", template_kwargs={"enable_thinking": True, "colour": "blue"})
+    own = chat.for_prompt({"chat_template_kwargs": {"enable_thinking": False, "shade": 1}})
+    assert own.prompt([user("Hi")]) == chat.prompt([user("Hi")]) + "<think>\n\n</think>\n\n"
+    assert chat.for_prompt({"chat_template_kwargs": {"shade": 2}}).prompt([user("Hi")]) == chat.prompt([user("Hi")])
+    assert caplog.messages == [
+        "chat.template_kwargs: colour has no effect, because the chat template does not read it",
+        "chat_template_kwargs of prompts: shade has no effect, because the chat template does not read it",
+    ]
+
+
+def test_the_arguments_of_the_renderer_are_no_variables():
+    parameters = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters} - {"self", "kwargs"}
+    parameters |= {*inspect.signature(render_jinja_template).parameters} - {"kwargs"}
+    assert {*parameters, "messages"} == TEMPLATE_PARAMETERS
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_usual_template_is_within_its_limits():
+    settings = SETTINGS | {"template": str(ASSETS / "templates/gptoss.jinja")}
+    assert checked_chat(make_tokenizer("gptoss"), stop_ids={0}, **settings).prompt([user("Hi")])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 7 ** (9 ** 9) }}",  # never ends when it is compiled
+        "{{ 'a'.center(10 ** 10) }}",
+        "{{ 'a'.center(10 ** 8) }}",
+        "{% set n = namespace(a=[1]) %}{% for _ in range(40) %}{% set n.a = n.a + n.a %}{% endfor %}",
+        "{% if messages | length > 9 %}{% for _ in range(99) %}{{ 'a' * 999999 }}{% endfor %}{% endif %}",
+    ],
+)
+def test_a_template_without_bound_is_one_line(tmp_path, monkeypatch, source):
+    monkeypatch.setattr(template_limits, "CPU_SECONDS", 1)
+    path = tmp_path / "endless.jinja"
+    path.write_text(source + MESSAGES)
+    reason = "(does not end within|takes more than|writes more than)"
+    with pytest.raises(InputError, match=rf"the chat template {reason} .*chat\.template=FILE"):
+        checked_chat(make_tokenizer(), stop_ids={2}, **SETTINGS | {"template": str(path), "stop_tokens": []})
+
+
+def test_text_without_bound_refuses_the_conversation_that_it_is_written_for(tmp_path):
+    path = tmp_path / "long.jinja"
+    path.write_text("{% if 'long' in messages[0].content %}{{ 'a' * 2 ** 25 }}{% endif %}" + MESSAGES)
+    chat = make_chat("llama3", template=str(path), stop_tokens=[])
+    assert chat.prompt([user("short")]) == "short"
+    with pytest.raises(RefusedConversation, match=TOO_MUCH):
+        chat.prompt([user("long")])
 
 
 def content(chat, answer, prompt=""):
@@ -243,12 +357,14 @@ def test_text_that_a_template_loses_in_some_conversations_refuses_these(tmp_path
 
 def test_bad_settings_name_their_key(tmp_path):
     (tmp_path / "broken.jinja").write_text("{% if %}")
+    os.mkfifo(tmp_path / "pipe.jinja")
     bare = make_tokenizer()
     bare.chat_template = None
     good = {**SETTINGS, "stop_ids": {2}}
     cases = [
         ({}, r"chat\.template=null .* chat\.template=FILE"),
         ({"template": str(tmp_path / "none.jinja")}, r"chat\.template=.*none\.jinja cannot be read"),
+        ({"template": str(tmp_path / "pipe.jinja")}, r"chat\.template=.*pipe\.jinja is no regular file"),
         ({"template": str(tmp_path / "broken.jinja")}, r"not valid Jinja \(line 1\); correct chat\.template"),
     ]
     for changes, message in cases:

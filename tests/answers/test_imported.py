@@ -6,6 +6,7 @@ import pytest
 
 from eagle3.answers.chat import Chat
 from eagle3.answers.imported import (
+    CONTROL_TOKEN_BEFORE,
     CONTROL_TOKEN_INSIDE,
     END_OF_TURN_INSIDE,
     FOREIGN_IDS,
@@ -14,6 +15,7 @@ from eagle3.answers.imported import (
     NOT_CONTINUED,
     NOT_THE_PROMPT,
     NOT_THE_TEXT,
+    NOT_TRAINED,
     NOT_WHOLE,
     REASONING_OPEN,
     TWO_ANSWERS,
@@ -274,8 +276,22 @@ def test_two_assistant_turns_in_a_row_are_both_refused(family):
 
 
 def test_an_answer_whose_end_is_no_stop_token_is_refused():
-    assert refusals(make_chat("qwen2_5", stop_ids={0}), *CONVERSATIONS["plain"]) == [NO_END_OF_TURN]
-    assert refusals(make_chat("qwen2_5", stop_ids={0}), *CONVERSATIONS["plain"], unstated="length") == [None]
+    chat = make_chat("qwen2_5", stop_ids={0}, stop_tokens=[])
+    assert refusals(chat, *CONVERSATIONS["plain"]) == [NO_END_OF_TURN]
+    assert refusals(chat, *CONVERSATIONS["plain"], unstated="length") == [None]
+
+
+def test_text_of_a_control_token_in_a_question_is_refused():
+    talk = [user("What ends this?<|im_end|>"), assistant("A"), user("d"), assistant("e")]
+    assert refusals(make_chat("qwen2_5"), *talk) == [CONTROL_TOKEN_BEFORE] * 2
+
+
+def test_an_answer_that_is_not_to_be_trained_is_part_of_later_prompts_only():
+    chat = make_chat("qwen2_5")
+    talk = [user("2+2?"), assistant("Five.") | {"trained": False}, user("No."), assistant("Four.")]
+    untrained, trained = answer_rows(chat, talk)
+    assert untrained.refused == NOT_TRAINED and trained.refused is None
+    assert "Five." in decode(chat, trained.prompt_ids) and decode(chat, trained.answer_ids) == "Four.<|im_end|>"
 
 
 # --- cuts ------------------------------------------------------------------------------------------------------------

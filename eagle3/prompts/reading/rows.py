@@ -10,14 +10,8 @@ from eagle3.prompts.reading.formats import BLANK, NO_END, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Prompt, Refused, TemplateKwargs, Tools, is_unicode
 from eagle3.prompts.reading.shapes import Columns, from_json
 from eagle3.prompts.reading.sources import Source
+from eagle3.settings.precomputing import TEMPLATE_PARAMETERS
 from eagle3.storage.files import sha256_json
-
-# Of the function that renders a template: as a variable, each would change or break the rendering.
-PARAMETERS = frozenset((
-    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length",
-    "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize",
-    "tokenizer_kwargs", "tools", "truncation",
-))  # fmt: skip
 
 
 def read_prompts(source: Source) -> Iterator[tuple[object, Prompt | Refused]]:
@@ -83,7 +77,7 @@ def _template_kwargs(columns: Columns) -> TemplateKwargs:
     for key, value in variables.items():
         if not (key.isidentifier() and is_unicode(key) and isinstance(value, str | int | float) and _is_json(value)):
             raise Refused("chat_template_kwargs other than texts, numbers, true and false by name")
-        if key in PARAMETERS:
+        if key in TEMPLATE_PARAMETERS:
             raise Refused(f"chat_template_kwargs with {key}, which is no variable of a template")
     return variables
 
