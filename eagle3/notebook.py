@@ -9,6 +9,7 @@ curves = draw_curves("run")
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,9 @@ def train_head(store: str | Path, run_dir: str | Path, *overrides: str, watch: W
 def open_target(path: str | Path, *overrides: str) -> Target:
     """Load a target in this process; `overrides` are keys of conf/target, e.g. "target.dtype=bfloat16"."""
     cli.quiet_libraries()
-    return load_target(**cli.plain(_serving(f"target.path={path}", *overrides).target))
+    config = _serving(f"target.path={path}", *overrides)
+    target = load_target(**cli.plain(config.target))
+    return replace(target, stop_ids=chat_of(config, target).stop_ids)
 
 
 def read_prompts(target: Target, path: str | Path, *, limit: int | None = None, max_new_tokens: int = 96) -> PromptSet:

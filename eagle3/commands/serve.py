@@ -111,8 +111,9 @@ def compare_heads(config: DictConfig) -> None:
     require_comparable(folders, files, settings)
     context = files.text_config.max_position_embeddings
     room = longest_prompt(context, max_new_tokens=config.max_new_tokens, steps=settings.most_steps)
-    prompts = file_prompts(chat_of(config, files), source, limit=config.limit, max_length=room)
-    target = load_target(**cli.plain(config.target))
+    chat = chat_of(config, files)
+    prompts = file_prompts(chat, source, limit=config.limit, max_length=room)
+    target = replace(load_target(**cli.plain(config.target)), stop_ids=chat.stop_ids)
     compare(
         settings,
         folders,
@@ -223,9 +224,10 @@ def target_of_server(config: DictConfig) -> TargetFiles:
 def make_measurer(config: DictConfig, target_settings: dict[str, Any]) -> Measurer:
     how, source = cli.settings(Decoding, config), prompt_source(**cli.plain(config.prompts))
     target = load_target(**target_settings)
+    chat = chat_of(config, target)
     return Measurer(
-        target=target,
-        chat=chat_of(config, target),
+        target=replace(target, stop_ids=chat.stop_ids),
+        chat=chat,
         decoding=how,
         source=source,
         limit=config.limit,

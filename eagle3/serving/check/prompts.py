@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -16,8 +16,6 @@ from eagle3.head_files.record import StoreRecord
 from eagle3.prompts import Prompt, Refused, Source, configured_sources, read_prompts
 from eagle3.settings.prompts import SourceSettings
 from eagle3.settings.serving import PromptFile
-
-Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def file_prompts(chat: Chat, source: Source, *, limit: int | None, max_length: i
 
 def question_prompts(chat: Chat, questions: list[str], *, max_length: int) -> PromptSet:
     left_out: Counter[str] = Counter()
-    conversations = (("questions", [{"role": "user", "content": question}]) for question in questions)
+    conversations = (("questions", {"messages": [{"role": "user", "content": question}]}) for question in questions)
     return _prompt_set("check.questions", _encoded(chat, conversations, left_out), left_out, max_length)
 
 
@@ -85,21 +83,21 @@ def validation_prompts(store: StoreRecord, *, limit: int | None, max_length: int
     return replace(_prompt_set(origin, prompts, Counter(), max_length, limit), from_validation=True)
 
 
-def _first_turns(found: Iterable[Prompt | Refused], left_out: Counter[str]) -> Iterator[tuple[str, Messages]]:
+def _first_turns(found: Iterable[Prompt | Refused], left_out: Counter[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     for prompt in found:
         if isinstance(prompt, Refused):
             left_out[prompt.reason] += 1
             continue
         roles = [message["role"] for message in prompt.messages]
-        yield prompt.source, prompt.messages[: roles.index("user") + 1]
+        yield prompt.source, prompt.record() | {"messages": prompt.messages[: roles.index("user") + 1]}
 
 
 def _encoded(
-    chat: Chat, conversations: Iterable[tuple[str, Messages]], left_out: Counter[str]
+    chat: Chat, conversations: Iterable[tuple[str, dict[str, Any]]], left_out: Counter[str]
 ) -> Iterator[tuple[str, list[int]]]:
-    for source, messages in conversations:
+    for source, prompt in conversations:
         try:
-            yield source, chat.prompt_ids(messages)
+            yield source, chat.for_prompt(prompt).prompt_ids(prompt["messages"])
         except RefusedConversation as refused:
             left_out[str(refused)] += 1
 

@@ -5,13 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from exported_head import tiny_chat
 from stores import open_store
 
 from eagle3.errors import InputError
 from eagle3.features.split import split_fraction
 from eagle3.head_files.record import StoreRecord
 from eagle3.serving.check.accept_length import Measurer
-from eagle3.serving.check.prompts import longest_prompt, prompt_source, validation_prompts
+from eagle3.serving.check.prompts import file_prompts, longest_prompt, prompt_source, validation_prompts
 from eagle3.storage.files import write_jsonl
 
 
@@ -52,6 +53,20 @@ def test_prompts_of_every_shape_are_measured_up_to_the_first_user_turn(
     assert found.origin == f"prompts.path={tmp_path}/rows.jsonl"
     monkeypatch.chdir(tmp_path)
     assert measurer.prompts(None).origin == "prompts.path=rows.jsonl"
+
+
+def test_prompts_of_a_file_are_rendered_with_their_own_variables(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}{{ 'Think:' if thinking }}"
+    (tmp_path / "modes.jinja").write_text(template)
+    rows = [{"prompt": "Hi"}, {"prompt": "Hi", "chat_template_kwargs": {"thinking": True}}]
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    source, chat = (
+        prompt_source(path=str(tmp_path / "rows.jsonl"), split=None),
+        tiny_chat(template=str(tmp_path / "modes.jinja")),
+    )
+    assert source is not None
+    found = file_prompts(chat, source, limit=None, max_length=99)
+    assert [chat.decode(ids) for ids in found.prompts] == ["Hi<|im_end|>", "Hi<|im_end|>Think:"]
 
 
 def test_the_longest_prompt_leaves_room_for_its_answer_the_drafts_and_the_token_behind_them() -> None:
