@@ -107,14 +107,13 @@ def without_license(row: dict[str, Any]) -> str:
 
 
 def regenerated(row: dict[str, Any]) -> str:
-    """Write a row as the speculators' regeneration does, of conversations with one answer."""
-    if len(row["turns"]) > 1:
-        return ""
-    [[begin, end]] = row["turns"]
-    loss_mask = [0] * begin + [1] * (end - begin)
-    told = {"primary_id": row["prompt_id"], "conversations": row["messages"]}
-    ids = {"input_ids": row["input_ids"][:end], "loss_mask": loss_mask}
-    return json.dumps(told | ids | {"metadata": {"finish_reason": row["finish_reasons"][0]}}) + "\n"
+    """Write the turns of a row as the speculators' regeneration does: tests/test_moving.py says where it is read."""
+    rows = []
+    for number, ([begin, end], reason) in enumerate(zip(row["turns"], row["finish_reasons"], strict=True)):
+        ids = {"input_ids": row["input_ids"][:end], "loss_mask": [0] * begin + [1] * (end - begin), "text": "for people"}
+        told = {"id": f"{row['prompt_id']}_gen{number}", "primary_id": row["prompt_id"]}
+        rows.append(told | ids | {"metadata": {"finish_reason": reason, "is_tool_call": False}})
+    return "".join(f"{json.dumps(each)}\n" for each in rows)
 
 
 @pytest.mark.parametrize("page", OTHERS, ids=name)

@@ -125,6 +125,11 @@ class Chat:
         )
         return whole if whole == visible and not opened else None
 
+    def returned(self, text: str) -> str:
+        """Return what later prompts hold of an answer that is given as text: what `answer_text` returns of its tokens."""
+        parsed = self.settings["reasoning_parser"] is not None and self.reasoning is not None
+        return self.reasoning.content(text) if parsed and self.reasoning.is_one_span(text) else text
+
     def _behind_reasoning(self, answer_ids: list[int]) -> str | None:
         assert self.reasoning is not None
         low, high = 0, len(answer_ids)  # the least number of tokens that hold the end of the reasoning

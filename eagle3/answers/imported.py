@@ -81,7 +81,11 @@ def answer_rows(chat: Chat, messages: Messages, *, unstated: str = "stop") -> li
 
 def _answer_row(chat: Chat, turn: int, messages: Messages, index: int, unstated: str) -> AnswerRow:
     answer = messages[index]
-    plain = [{key: message[key] for key in MADE_OF} for message in messages[: index + 1]]
+    before = [{key: message[key] for key in MADE_OF} for message in messages[:index]]
+    before = [
+        each | {"content": chat.returned(each["content"])} if each["role"] == "assistant" else each for each in before
+    ]
+    plain = [*before, {key: answer[key] for key in MADE_OF}]
     made = {"finish_reason": answer["finish_reason"]} if "finish_reason" in answer else {}
     shown = [*plain[:-1], plain[-1] | made]
     finish_reason = answer.get("finish_reason", UNSTATED)

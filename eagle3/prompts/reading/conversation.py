@@ -179,6 +179,8 @@ def _with_columns(turns: list[Turn], columns: Columns) -> list[Turn]:
         turns = [("system", {"content": system}), *turns]
     if isinstance(answer, str) and turns and turns[-1][0] == "user":
         turns = [*turns, ("assistant", {"content": answer})]
+    if isinstance(answer, list) and all(isinstance(turn, dict) for turn in answer):  # TRL's `completion`
+        turns = [*turns, *((_role(turn, columns.shape), turn) for turn in answer)]
     return turns
 
 
