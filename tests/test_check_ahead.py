@@ -43,9 +43,28 @@ def test_a_target_that_cannot_be_used_is_refused_without_its_weights(
 @pytest.mark.parametrize("stage", ["answers", "estimate"])
 def test_a_target_without_a_chat_template_is_refused_before_the_first_stage(without_weights: Path, stage: str) -> None:
     (without_weights / "chat_template.jinja").unlink()
+    config = config_of(without_weights, "answers=huggingface", "features=huggingface")
     with pytest.raises(InputError, match=r"chat\.template=null .* chat\.template=FILE"):
-        check_ahead(config_of(without_weights), [STAGES["prompts"], STAGES[stage]])
-    check_ahead(config_of(without_weights), [STAGES["features"]])  # which has token ids already
+        check_ahead(config, [STAGES["prompts"], STAGES[stage]])
+    with pytest.raises(InputError, match=r"holds no \*\.safetensors"):  # features have token ids already
+        check_ahead(config, [STAGES["features"]])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["answers=openai", "answers.urls=[]"], r"answers\.urls is empty"),
+        (["answers=sglang", "answers.urls=[http://x:1]", "answers.head=x"], r"answers\.head=x is for servers that"),
+        (["answers=sglang", "answers.head=/nowhere"], r"/nowhere/config\.json does not exist"),
+        (["answers=sglang"], r"launch\.python=.* has no SGLang"),
+        (["answers=huggingface", "features=sglang"], r"launch\.python=.* has no SGLang"),
+    ],
+)
+def test_servers_that_cannot_be_started_are_told_before_the_first_stage(
+    tiny_path: Path, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        check_ahead(config_of(tiny_path, "features=huggingface", *overrides), [*STAGES.values()])
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])

@@ -49,12 +49,8 @@ class ServedAnswerer(Answerer):
         folder: Path,
     ) -> None:
         """`folder` takes the logs of servers that are started here."""
-        self.name, urls, head = settings.name, settings.urls, settings.head
-        self.endpoint = ENDPOINTS[self.name]
-        if not (self.endpoint.started_here or urls):
-            raise InputError("answers.urls is empty; give running servers, e.g. answers.urls=[http://127.0.0.1:8000]")
-        if urls and head is not None:
-            raise InputError(f"answers.head={head} is for servers that are started; running ones draft as they do")
+        require_servers(settings)
+        self.name, self.endpoint = settings.name, ENDPOINTS[settings.name]
         self.settings, self.launch, self.folder = settings, launch, folder
         self.target, self.chat, self.sampling = target, chat, sampling
 
@@ -174,6 +170,14 @@ class ServedAnswerer(Answerer):
             else:
                 progress.add(tokens=len(answer.token_ids))
                 conversation.answer(answer)
+
+
+def require_servers(settings: ServedSettings) -> None:
+    """Raise InputError unless there are servers to ask, and they can have the head."""
+    if not (ENDPOINTS[settings.name].started_here or settings.urls):
+        raise InputError("answers.urls is empty; give running servers, e.g. answers.urls=[http://127.0.0.1:8000]")
+    if settings.urls and settings.head is not None:
+        raise InputError(f"answers.head={settings.head} is for servers that are started; running ones draft as they do")
 
 
 async def _open(timeout_s: float) -> aiohttp.ClientSession:

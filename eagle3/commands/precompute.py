@@ -173,11 +173,14 @@ class AnswersStage(Stage):
 
     def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
         from eagle3.answers.build import chat_of, prompt_limit
+        from eagle3.engine.endpoint import ENDPOINTS
 
         chat_of(config, target)
         if config.answers.name != "imported":
             limits = config.sampling
             prompt_limit(target.text_config, limits.max_new_tokens, limits.max_prompt_tokens)
+        if config.answers.name in ENDPOINTS:
+            check_servers(config)
 
     def run(self, config: DictConfig, engine: Continued) -> None:
         from eagle3.answers.build import answer
@@ -209,6 +212,8 @@ class FeaturesStage(Stage):
 
     def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
         check_layers(config, target)
+        if config.features.engine:
+            check_engine(config, servers=config.features.engine.servers, captures=True)
 
     def run(self, config: DictConfig, engine: Continued) -> None:
         from eagle3.features.build import extract
@@ -238,12 +243,42 @@ def check_ahead(config: DictConfig, stages: Sequence[Stage]) -> None:
         require_packages(*LIBRARIES, extra="prompts", needed_by="stages=[prompts]")
     if not any(stage.needs_target for stage in stages):
         return
-    from eagle3.target.files import read_target_files
+    from eagle3.target.stored import stored_target
 
     cli.quiet_libraries()
-    target = read_target_files(**cli.plain(config.target))
+    target = stored_target(**cli.plain(config.target))
     for stage in stages:
         stage.check_target(config, target)
+    if Path(target.path).is_dir():  # of the hub, they are fetched when they are needed
+        log.debug("%s has %d bytes of weights", target.path, target.weights_bytes)
+
+
+def check_servers(config: DictConfig) -> None:
+    """Raise InputError where answers=sglang or answers=openai has no servers to ask, or cannot start any."""
+    from eagle3.answers.served import require_servers
+    from eagle3.head_files.files import read_without_weights
+    from eagle3.settings.precomputing import ServedSettings
+
+    settings = cli.settings(ServedSettings, config.answers)
+    require_servers(settings)
+    if settings.head is not None:
+        read_without_weights(settings.head)
+    if not settings.urls:
+        check_engine(config, servers=settings.servers)
+
+
+def check_engine(config: DictConfig, *, servers: int | None, captures: bool = False) -> None:
+    """Raise InputError unless launch.python can start its servers on this machine; nodes of a cluster are others."""
+    from eagle3.engine.versions import count_gpus, find_sglang, require_capture
+    from eagle3.settings.engine import LaunchSettings
+
+    settings = cli.settings(LaunchSettings, config.launch)
+    if not settings.check or "address" in config.workers:
+        return
+    version = find_sglang(settings)
+    count_gpus(settings, servers=servers or 1)
+    if captures:
+        require_capture(version)
 
 
 def check_layers(config: DictConfig, target: "TargetFiles") -> None:
