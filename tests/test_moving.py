@@ -13,6 +13,7 @@ from stores import ASSETS, ROOT
 
 from eagle3.answers.chat import Chat
 from eagle3.answers.imported import AnswerRow, answer_rows
+from eagle3.prompts.reading.prompt import Refused
 from tests.answers.test_chat import SETTINGS, TEMPLATES, assistant, make_tokenizer, user
 
 Row = dict[str, Any]
@@ -125,6 +126,13 @@ def test_the_reasoning_of_rows_of_specforge_is_trained(
         text = chat.decode(answer.answer_ids)
         assert text.count(THOUGHT) == 1 and turn["content"] in text
         assert THOUGHT not in chat.decode(answer.prompt_ids)
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_next_to_the_content_is_refused_with_the_page_that_helps(key: str) -> None:
+    row = {"messages": [user("2+2?"), assistant("Four.") | {key: "Easy."}]}
+    with pytest.raises(Refused, match=rf"turn with {key} .*docs/how-to/moving\.md"):
+        messages_of(row, keep_answers=True)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def regenerated(row: dict[str, Any]) -> str:
     """Write the turns of a row as the speculators' regeneration does: tests/test_moving.py says where it is read."""
     rows = []
     for number, ([begin, end], reason) in enumerate(zip(row["turns"], row["finish_reasons"], strict=True)):
-        ids = {"input_ids": row["input_ids"][:end], "loss_mask": [0] * begin + [1] * (end - begin), "text": "for people"}
+        ids = {"input_ids": row["input_ids"][:end], "loss_mask": [0] * begin + [1] * (end - begin), "text": "a decode"}
         told = {"id": f"{row['prompt_id']}_gen{number}", "primary_id": row["prompt_id"]}
         rows.append(told | ids | {"metadata": {"finish_reason": reason, "is_tool_call": False}})
     return "".join(f"{json.dumps(each)}\n" for each in rows)

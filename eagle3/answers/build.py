@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from eagle3 import cli
 from eagle3.answers.answerer import Answerer, Answering
-from eagle3.answers.chat import Chat, checked_chat
+from eagle3.answers.chat import Chat, require_bounded_template
 from eagle3.answers.imported import ImportedAnswers, imported_rows
 from eagle3.answers.store import AnswerCounts, AnswerStore, MadeWith
 from eagle3.engine.endpoint import ENDPOINTS
@@ -77,7 +77,9 @@ def prompts_ahead(config: DictConfig) -> int:
 
 
 def chat_of(config: DictConfig, target: Target | TargetFiles) -> Chat:
-    return checked_chat(target.tokenizer, stop_ids=target.stop_ids, **cli.plain(config.chat))
+    settings = cli.plain(config.chat)
+    require_bounded_template(target.tokenizer, settings)
+    return Chat(target.tokenizer, stop_ids=target.stop_ids, **settings)
 
 
 def checked_target(config: DictConfig) -> Target:

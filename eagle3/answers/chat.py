@@ -126,7 +126,7 @@ class Chat:
         return whole if whole == visible and not opened else None
 
     def returned(self, text: str) -> str:
-        """Return what later prompts hold of an answer that is given as text: what `answer_text` returns of its tokens."""
+        """Return the content of an answer that is given as text: what `answer_text` returns for its tokens."""
         parsed = self.settings["reasoning_parser"] is not None and self.reasoning is not None
         return self.reasoning.content(text) if parsed and self.reasoning.is_one_span(text) else text
 
@@ -276,9 +276,9 @@ class Chat:
             for after in ([], [{"role": "user", "content": "Question0452"}]):
                 try:
                     _, text = self.around_answer(before, *after)
+                    found.append(self.encode(text.partition("Question0452")[0]))
                 except RefusedConversation:
                     continue
-                found.append(self.encode(text.partition("Question0452")[0]))
             if found:
                 return [_common_start(*found), *found]
         return []
@@ -298,13 +298,10 @@ class Chat:
         return frozenset(vocabulary[token] for token in tokens)
 
 
-def checked_chat(
-    tokenizer: PreTrainedTokenizerBase, *, stop_ids: Iterable[int], **settings: Unpack[ChatSettings]
-) -> Chat:
-    """Return the target's chat format, after its template has ended within limits in a process of its own."""
+def require_bounded_template(tokenizer: PreTrainedTokenizerBase, settings: ChatSettings) -> None:
+    """Raise InputError unless the template ends within limits, in a process of its own."""
     _, template, variables = _template_and_variables(tokenizer, settings)
     require_bounded(template, json.dumps({**tokenizer.special_tokens_map, **variables}, default=str))
-    return Chat(tokenizer, stop_ids=stop_ids, **settings)
 
 
 def ids_in_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

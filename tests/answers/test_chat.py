@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from eagle3.answers import template_limits
-from eagle3.answers.chat import LOSES_TEXT, TOO_MUCH, Chat, RefusedConversation, checked_chat
+from eagle3.answers.chat import LOSES_TEXT, TOO_MUCH, Chat, RefusedConversation, require_bounded_template
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import TEMPLATE_PARAMETERS
 
@@ -229,7 +229,7 @@ def test_the_arguments_of_the_renderer_are_no_variables():
 
 def test_a_usual_template_is_within_its_limits():
     settings = SETTINGS | {"template": str(ASSETS / "templates/gptoss.jinja")}
-    assert checked_chat(make_tokenizer("gptoss"), stop_ids={0}, **settings).prompt([user("Hi")])
+    require_bounded_template(make_tokenizer("gptoss"), settings)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_template_without_bound_is_one_line(tmp_path, monkeypatch, source):
     path.write_text(source + MESSAGES)
     reason = "(does not end within|takes more than|writes more than)"
     with pytest.raises(InputError, match=rf"the chat template {reason} .*chat\.template=FILE"):
-        checked_chat(make_tokenizer(), stop_ids={2}, **SETTINGS | {"template": str(path), "stop_tokens": []})
+        require_bounded_template(make_tokenizer(), SETTINGS | {"template": str(path)})
 
 
 def test_text_without_bound_refuses_the_conversation_that_it_is_written_for(tmp_path):

@@ -79,7 +79,7 @@ def test_keep_answers_refuses_what_has_no_whole_answer(prepare):
     call = {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}
     rows = [chat("a", "x"), chat("b"), {**chat(), "messages": [*users("c"), call]}, {**chat(), "messages": [call]}]
     prepare(rows, keep_answers=True)
-    parts = "turn with parts other than content"
+    parts = "turn with tool_calls next to its content"
     assert reasons(prepare) == ["no assistant turn", parts, parts]
     prepare([chat("a"), {**chat(), "messages": [*users("c"), call]}])
     assert reasons(prepare) == []

@@ -10,7 +10,8 @@ from eagle3.prompts.reading.rendered import RENDERED, is_rendered
 from eagle3.prompts.reading.shapes import CONVERSATION, EACH_ANSWERED, Columns, Layout, from_json, is_empty
 
 # A turn with any of these has more than its content: without them an answer is not what the model wrote.
-PARTS_BESIDE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+REASONING = ("reasoning_content", "reasoning", "thinking")
+PARTS_BESIDE_CONTENT = ("tool_calls", "function_call", *REASONING)
 
 # Keys of a kept answer that say how it was made: docs/how-to/imported-answers.md.
 MADE = ("prompt_ids", "output_ids", "finish_reason")
@@ -199,8 +200,10 @@ def _is_blank(content: Any) -> bool:
 
 def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
     shape = columns.shape
-    if any(turn.get(part) for part in PARTS_BESIDE_CONTENT):
-        raise Refused("turn with parts other than content")
+    for part in PARTS_BESIDE_CONTENT:
+        if turn.get(part):
+            way_out = ": docs/how-to/moving.md has a script that joins them" if part in REASONING else ""
+            raise Refused(f"turn with {part} next to its content{way_out}")
     for name in shape.fields["attachments"]:  # Ollama's messages have `images`
         if not is_empty(turn.get(name)):
             raise Refused(f"turn with {name}")
