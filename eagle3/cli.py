@@ -46,6 +46,7 @@ from eagle3.adapters.hydra import (
     unknown_class,
 )
 from eagle3.errors import InputError, Interrupted, install_command
+from eagle3.home import expand_option, quoted
 from eagle3.progress import close_bars, show_bars
 from eagle3.secrets import keep_secrets, public
 from eagle3.settings import check
@@ -74,6 +75,7 @@ PATHS = {
     "prompts": "a file or folder of conversations",
     "data": "a feature store",
 }
+NOBODY = re.compile(r"Could not determine home directory|getpwuid\(\): uid not found")  # pathlib's words, and pwd's
 WRONG_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
@@ -148,6 +150,7 @@ def start(main: Callable[[], Any]) -> None:
     signal.signal(signal.SIGTERM, end_like_ctrl_c)  # what schedulers send
     try:
         HYDRA.require()
+        sys.argv[1:] = map(expand_option, sys.argv[1:])
         skip_list_of_groups()
         main()
     except KeyboardInterrupt:
@@ -194,6 +197,11 @@ def message_for_user(error: Exception) -> str | None:
             f"out of memory ({str(error).splitlines()[0]}); take smaller packs or batches (data.pack_tokens, "
             f"answers.batch_tokens, features.batch_tokens), a smaller kernels.loss_chunk or smaller model.* sizes"
         )
+    if NOBODY.search(str(error)):  # e.g. W&B's, in a container that runs as a user of its own
+        return (
+            f"a library needs this user's home folder or name, and there is none ({error}); set HOME to a folder that "
+            f"may be written to, and USER"
+        )
     if unknown := unknown_class(error):
         return f"{unknown}: no class or function of that name; give one as module.Class"
     if type(error).__module__.partition(".")[0] == "wandb":
@@ -224,8 +232,8 @@ def wrong_override(error: Exception) -> str:
         if not given:
             meant = f"action={key} to serve.py" if key in ACTIONS else f"{key}=VALUE"
             return f"{key} is not KEY=VALUE; give {meant} (--help shows every key)"
-        quoted = shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}")
-        return f"{error.override} cannot be read; quote a value with special characters: {quoted}, and close brackets"
+        meant = shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}")
+        return f"{error.override} cannot be read; quote a value with special characters: {meant}, and close brackets"
     if unknown := UNKNOWN_KEY.match(message):
         inside = getattr(error.__cause__, "full_key", None) or ""  # of a value in braces: the key in it
         return unknown_key(inside if inside.startswith(f"{unknown['key']}.") else unknown["key"])
@@ -330,7 +338,8 @@ def in_own_process() -> int:
     """
     own = [word for folder in own_config_dirs() for word in ("--config-dir", folder)]
     name = ["--config-name", str(HydraConfig.get().job.config_name)]
-    folders = [f"hydra.run.dir={output_dir()}", f"hydra.sweep.dir={Path(HydraConfig.get().sweep.dir).absolute()}"]
+    sweep = Path(HydraConfig.get().sweep.dir).absolute()
+    folders = [f"hydra.run.dir={quoted(str(output_dir()))}", f"hydra.sweep.dir={quoted(str(sweep))}"]
     overrides = [*HydraConfig.get().overrides.task, *folders]
     command = [sys.executable, sys.argv[0], *own, *name, *overrides]
     with subprocess.Popen(command, env={k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}) as job:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 
 from eagle3.adapters.library import Library
-from eagle3.errors import first_line
+from eagle3.errors import InputError, first_line
+from eagle3.home import PATH_KEY, expand_home, expand_override
 
 HYDRA = Library(
     "hydra-core",
@@ -28,11 +29,15 @@ HYDRA = Library(
         "hydra.experimental.callback:Callback.on_multirun_start(config)",
         "hydra.experimental.callback:Callback.on_multirun_end(config)",
         "hydra._internal.hydra:Hydra.format_config_groups(predicate)",
+        "hydra._internal.hydra:ConfigLoaderImpl.load_configuration(overrides)",
+        "hydra._internal.hydra:ConfigLoaderImpl.load_configuration(validate_sweep_overrides)",
         "omegaconf:DictConfig._get_full_key(key)",
+        "omegaconf:DictConfig._get_node(key)",
     ),
 )
 
 try:
+    from hydra._internal import hydra as hydra_internals
     from hydra._internal.hydra import Hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
@@ -49,6 +54,61 @@ def skip_list_of_groups() -> None:
     """Do not let `--help` read all groups, which takes Hydra seconds: our help page shows those of the command."""
     if "--hydra-help" not in sys.argv:
         Hydra.format_config_groups = lambda *_, **__: ""  # type: ignore[method-assign]
+
+
+class ConfigLoader(hydra_internals.ConfigLoaderImpl):  # type: ignore[misc]
+    """Hydra's loader, of every config that is composed: for a run, for each job of a sweep, and in a notebook.
+
+    It expands `~` in paths, before Hydra makes the folder of the run, and refuses a folder that a sweep would not use.
+    """
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        if run_mode is RunMode.MULTIRUN and validate_sweep_overrides:  # else Hydra only asks which mode it is
+            refuse_run_dir(overrides)
+        words = [expand_override(word) for word in overrides]
+        try:
+            config = super().load_configuration(config_name, words, run_mode, from_shell, validate_sweep_overrides)
+        except OverrideParseException as error:
+            error.override = overrides[words.index(error.override)]  # as it was given
+            raise
+        with read_write(config):
+            expand_homes(config)
+        return config
+
+
+# Pickled by this name, so that a launcher's processes load the configs of their jobs in the same way.
+hydra_internals.ConfigLoaderImpl = ConfigLoader  # type: ignore[misc]
+
+
+def refuse_run_dir(overrides: list[str]) -> None:
+    """Raise InputError if a sweep is given the folder of a single run, which Hydra ignores."""
+    for word in overrides:
+        key, _, folder = word.lstrip("+").partition("=")
+        if key == "hydra.run.dir":
+            raise InputError(
+                f"hydra.run.dir={folder} is for a single run, and the jobs of a sweep (-m) have folders of their own; "
+                f"give hydra.sweep.dir={folder}"
+            )
+
+
+def expand_homes(node: DictConfig | ListConfig, inside: str = "") -> None:
+    """Expand `~` in all paths of a config, by the names of their keys."""
+    names: Any = node if isinstance(node, DictConfig) else range(len(node))
+    for name in names:
+        child: Any = node._get_node(name)
+        key = f"{inside}.{name}".removeprefix(".") if isinstance(node, DictConfig) else inside
+        if OmegaConf.is_config(child):
+            if not (child._is_none() or child._is_missing() or child._is_interpolation()):
+                expand_homes(child, key)
+        elif isinstance(path := child._value(), str) and path.startswith("~") and PATH_KEY.search(key):
+            node[name] = expand_home(path, key)
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------

@@ -191,6 +191,8 @@ def _local(path: str) -> str:
             "must be a local folder: prompts and answers are written there; to store features in a bucket, set "
             "features.path=s3://BUCKET/FOLDER"
         )
+    if "?" in path:
+        raise wrong("must be without a question mark, after which DuckDB reads options")
     return path
 
 

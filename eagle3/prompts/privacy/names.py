@@ -40,7 +40,7 @@ class NameModel:
     def __init__(self, **settings: Unpack[NameModelSettings]) -> None:
         require_packages("onnxruntime", "tokenizers", extra="onnx", needed_by="prompts/privacy/model=onnx")
         path, self.file, self.threshold = settings["path"], settings["file"], settings["threshold"]
-        self.path, self.actions = Path(path).expanduser(), settings["actions"]
+        self.path, self.actions = Path(path), settings["actions"]
         for name in ("config.json", self.file, "tokenizer.json"):
             if not (self.path / name).is_file():
                 raise InputError(

@@ -4,7 +4,6 @@ import glob
 import logging
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -95,7 +94,7 @@ def _entry(entry: str | dict) -> dict:
 def _source(key: str, entry: dict, *, id_prefix: bool, usual_split: str = "train") -> Source:
     path = str(entry["path"])
     if "://" not in path:  # keeps symbolic links: in the Hub's cache only the link has the file's name
-        path = os.path.abspath(Path(path).expanduser())
+        path = os.path.abspath(path)
     files = _files(f"{key}.path={entry['path']}", path, f"{key}.split", entry.get("split"), usual_split)
     name = entry.get("name") or _stem(path, is_file=files == [path])
     terms = source_terms(name=name, path=path, license=entry.get("license"), attribution=entry.get("attribution"))
