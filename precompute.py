@@ -8,6 +8,11 @@ python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'         
 python precompute.py target=llama31_8b out_dir=DIR 'stages=[estimate]'              # estimate tokens, bytes, GPU-hours
 """
 
+from eagle3 import interrupts
+
+if __name__ == "__main__":  # before the imports below, which take a while
+    interrupts.end_at_once()
+
 import hydra
 from omegaconf import DictConfig
 

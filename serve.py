@@ -10,6 +10,11 @@ python serve.py action=bench target.path=TARGET head=HEAD steps=3 'bench.prompts
 python serve.py action=tune target.path=TARGET head=HEAD prompts.path=FILE.jsonl tune.concurrency=8   # the best flags
 """
 
+from eagle3 import interrupts
+
+if __name__ == "__main__":  # before the imports below, which take a while
+    interrupts.end_at_once()
+
 import hydra
 from omegaconf import DictConfig
 
@@ -26,6 +31,7 @@ def main(config: DictConfig) -> None:
     check_settings(config, "serve")
     from eagle3.commands.serve import serve  # seconds of PyTorch: --help, Tab and slips do without
 
+    interrupts.raise_interrupts()
     serve(config)
 
 

@@ -9,6 +9,11 @@ python train.py 'data.path=[A/features,B/features]' 'data.weights=[1,0.3]'      
 python train.py -m data.path=DIR/features optim.lr=1e-3,3e-3 loss.decay=0.6,0.8                 # sweep
 """
 
+from eagle3 import interrupts
+
+if __name__ == "__main__":  # before the imports below, which take a while
+    interrupts.end_at_once()
+
 import hydra
 from omegaconf import DictConfig
 
@@ -22,6 +27,7 @@ def main(config: DictConfig) -> float:
     check_settings(config, "train")
     from eagle3.commands.train import train  # seconds of PyTorch and Lightning: --help, Tab and slips do without
 
+    interrupts.raise_interrupts()
     return train(config)
 
 

@@ -4,11 +4,15 @@ eagle3 train data.path=DIR/features      # python train.py data.path=DIR/feature
 eagle3 export run=RUN head=HEAD          # python serve.py action=export run=RUN head=HEAD
 """
 
+# ruff: noqa: E402
+from eagle3 import __version__, interrupts
+
+interrupts.end_at_once()  # before the imports below, which take a while
+
 import runpy
 import sys
 from pathlib import Path
 
-from eagle3 import __version__
 from eagle3.cli import CONF, ROOT, exit_with
 from eagle3.settings.help import about_option
 from eagle3.settings.serving import ACTIONS

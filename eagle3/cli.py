@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import traceback
@@ -20,7 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 import hydra.utils
@@ -28,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from eagle3 import ROOT, __version__
+from eagle3 import ROOT, __version__, interrupts
 from eagle3.adapters.hydra import (
     HYDRA,
     NOT_A_NAME,
@@ -101,9 +99,9 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
         try:
             return task(config)
         except Interrupted as stop:
-            exit_with(str(stop), 130)
+            exit_with(str(stop), interrupts.STATUS)
         except KeyboardInterrupt:
-            exit_with("interrupted", 130)
+            exit_with("interrupted", interrupts.STATUS)
         except Exception as error:
             message = message_for_user(error) or added_key(error, HydraConfig.get().overrides.task)
             if in_sweep():
@@ -147,14 +145,13 @@ def failed_score(config: DictConfig) -> float:
 def start(main: Callable[[], Any]) -> None:
     """Call a Hydra main, so that what goes wrong outside the task is one line too: overrides, the run's folder."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # else Hydra prints a traceback and exits by itself
-    signal.signal(signal.SIGTERM, end_like_ctrl_c)  # what schedulers send
     try:
         HYDRA.require()
         sys.argv[1:] = map(expand_option, sys.argv[1:])
         skip_list_of_groups()
         main()
     except KeyboardInterrupt:
-        exit_with("interrupted", 130)
+        exit_with("interrupted", interrupts.STATUS)
     except (InputError, OSError, HydraException, OmegaConfBaseException) as error:
         exit_with(message_for_user(error) or wrong_override(error), 1)
     except YAMLError as error:
@@ -165,14 +162,8 @@ def start(main: Callable[[], Any]) -> None:
         if not NOT_A_NAME.match(str(error)):
             raise
         exit_with(unnamed_option(), 1)
-
-
-def end_like_ctrl_c(number: int, frame: FrameType | None) -> None:
-    """Call SIGINT's handler of that moment: asyncio's own ends its tasks first."""
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler):  # ignored, as in a shell's background
-        handler = signal.default_int_handler
-    handler(number, frame)
+    finally:
+        interrupts.end_silently()
 
 
 def message_for_user(error: Exception) -> str | None:
@@ -277,6 +268,7 @@ def unknown_key(key: str) -> str:
 
 
 def exit_with(message: str, status: int) -> NoReturn:
+    interrupts.end_silently()
     report(message)
     sys.exit(status)
 

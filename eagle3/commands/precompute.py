@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from eagle3 import cli
+from eagle3 import cli, interrupts
 from eagle3.errors import InputError, Interrupted, require_packages
 from eagle3.progress import Bar
 from eagle3.prompts import LIBRARIES
@@ -39,6 +39,7 @@ def precompute(config: DictConfig) -> None:
         choose_engine(config, names)
     warn_of_unread(config, names, stages)
     check_ahead(config, stages)
+    interrupts.raise_interrupts()
     try:
         with ExitStack() as held:
             for folder in dict.fromkeys(stage.folder(config) for stage in stages if stage.writes):
@@ -241,6 +242,7 @@ def check_ahead(config: DictConfig, stages: Sequence[Stage]) -> None:
     """Raise InputError for what would otherwise be found only after hours of earlier stages."""
     if STAGES["prompts"] in stages:
         require_packages(*LIBRARIES, extra="prompts", needed_by="stages=[prompts]")
+        import eagle3.prompts.stage  # noqa: F401  (a signal still ends the command at once)
     if not any(stage.needs_target for stage in stages):
         return
     from eagle3.target.stored import stored_target

@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Self
 
-from eagle3.cli import end_like_ctrl_c
 from eagle3.engine.client import api_key, responds
 from eagle3.engine.log import failure_reason, last_stage
 from eagle3.errors import InputError
+from eagle3.interrupts import end_like_ctrl_c
 from eagle3.progress import Bar
 from eagle3.settings.engine import LaunchSettings
 

@@ -213,6 +213,8 @@ def _require_taken(target: str, keys: dict[Any, Any]) -> Any:
             raise TypeError("modules are found in the clone, in PYTHONPATH and next to the folder of --config-dir")
         parameters = inspect.signature(found).parameters  # type: ignore[arg-type]
     except (ErrorDuringImport, TypeError, ValueError) as error:
+        if isinstance(getattr(error, "value", None), KeyboardInterrupt):  # pydoc wraps any exception
+            raise KeyboardInterrupt from None
         rule = f"names no class or function that can be imported ({first_line(error)})"
         raise fault("_target_", value=target, rule=rule) from None
     others = {key: value for key, value in keys.items() if key not in parameters}

@@ -93,7 +93,7 @@ def test_a_worker_whose_log_cannot_be_written_is_named_with_the_reason(folder: P
 
 INTERRUPTED = """
 import os, signal, time
-from eagle3.cli import end_like_ctrl_c
+from eagle3.interrupts import end_like_ctrl_c
 from eagle3.workers.cluster import connect
 signal.signal(signal.SIGTERM, end_like_ctrl_c)
 connect(None)

@@ -1,0 +1,90 @@
+"""Ctrl-C and SIGTERM at moments when a command imports modules or ends. A stop while it works: tests/test_cli.py."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from scripts import Script, composed
+from stores import ROOT
+
+from eagle3.settings.check import check_settings
+
+# Python imports this at its start. It sends this process two signals when it imports a module.
+SITECUSTOMIZE = """
+import os, sys
+
+class Sender:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["SIGNAL_AT"]:
+            sys.meta_path.remove(self)
+            for _ in range(2):
+                os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+
+sys.meta_path.insert(0, Sender())
+"""
+PRECOMPUTE = ("stages=[prompts]", "prompts.path=FILE", "prompts/privacy=off")
+
+
+@pytest.mark.parametrize(
+    ("script", "module", "number", "arguments"),
+    [
+        ("train", "hydra", signal.SIGTERM, ("data.path=DIR",)),
+        ("train", "numpy", signal.SIGINT, ("data.path=DIR",)),  # torch imports it in C++, and would take no notice
+        ("train", "torch.fx", signal.SIGINT, ("data.path=DIR",)),  # a crash at the exit
+        ("train", "lightning", signal.SIGTERM, ("data.path=DIR",)),
+        ("precompute", "eagle3.cli", signal.SIGINT, PRECOMPUTE),
+        ("precompute", "duckdb", signal.SIGTERM, PRECOMPUTE),
+        ("serve", "torch._tensor", signal.SIGINT, ("action=check", "head=HEAD")),
+        ("-m eagle3 export", "omegaconf", signal.SIGINT, ()),
+    ],
+)
+def test_a_signal_while_a_command_imports_a_module_ends_it(
+    tmp_path: Path, script: str, module: str, number: signal.Signals, arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "SIGNAL_AT": module, "SIGNAL": str(int(number))}
+    folder = f"out_dir={tmp_path}/dir" if script == "precompute" else f"hydra.run.dir={tmp_path}/run"
+    if script.startswith("-m"):
+        command = [sys.executable, *script.split()]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
+        error, status = done.stderr, done.returncode
+    else:
+        process = Script(script, *arguments, folder, cwd=tmp_path, env=env)
+        error, status = process.communicate()[1], process.returncode
+    assert (status, error) == (130, "error: interrupted\n")
+
+
+def test_further_signals_change_nothing_once_a_command_has_said_why_it_ends() -> None:
+    program = """
+import atexit, os, signal
+from eagle3 import interrupts
+interrupts.end_at_once()
+from eagle3 import cli
+
+def main():
+    interrupts.raise_interrupts()
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        print("stopped")
+
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+cli.start(main)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
+def test_ctrl_c_while_a_part_of_a_config_is_imported_is_no_fault_of_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a sweep's worker process, where signals raise KeyboardInterrupt."""
+    (tmp_path / "stopped_part.py").write_text("raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = composed("train", "data.path=DIR", "loss_mask._target_=stopped_part.Mask")
+    OmegaConf.update(config, "run_dir", "RUN")
+    with pytest.raises(KeyboardInterrupt):
+        check_settings(config, "train")
