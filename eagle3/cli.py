@@ -76,6 +76,8 @@ PATHS = {
 NOBODY = re.compile(r"Could not determine home directory|getpwuid\(\): uid not found")  # pathlib's words, and pwd's
 WRONG_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
+failed_jobs: list[int] = []  # of a sweep in this process
+
 
 def job_name() -> str | None:
     """Return what names this run on every machine where a launcher starts its ranks, each at a moment of its own."""
@@ -108,6 +110,7 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
                 if message is None:
                     traceback.print_exc()
                 report(message or f"{type(error).__name__}: {error}")
+                failed_jobs.append(HydraConfig.get().job.num)
                 return failed_score(config)
             if message is None:
                 raise
@@ -150,6 +153,8 @@ def start(main: Callable[[], Any]) -> None:
         sys.argv[1:] = map(expand_option, sys.argv[1:])
         skip_list_of_groups()
         main()
+        if failed_jobs:
+            sys.exit(1)
     except KeyboardInterrupt:
         exit_with("interrupted", interrupts.STATUS)
     except (InputError, OSError, HydraException, OmegaConfBaseException) as error:

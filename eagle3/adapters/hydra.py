@@ -26,6 +26,7 @@ HYDRA = Library(
         "hydra.core.config_search_path:ConfigSearchPath.get_path",
         "hydra.core.default_element:ResultDefault.config_path",
         "hydra.core.default_element:ResultDefault.package",
+        "hydra.experimental.callback:Callback.on_job_start(config)",
         "hydra.experimental.callback:Callback.on_multirun_start(config)",
         "hydra.experimental.callback:Callback.on_multirun_end(config)",
         "hydra._internal.hydra:Hydra.format_config_groups(predicate)",
@@ -47,7 +48,7 @@ try:
 except ImportError as error:  # a script imports this before anything could print an InputError as one line
     sys.exit(f"error: {HYDRA.unsupported(f'does not fit ({first_line(error)})')}")
 
-__all__ = ["Callback", "HydraConfig", "HydraException", "InstantiationException", "OverrideParseException"]
+__all__ = ["Callback", "HydraConfig", "HydraException", "InstantiationException", "OverrideParseException", "RunMode"]
 
 
 def skip_list_of_groups() -> None:

@@ -124,9 +124,10 @@ class WandbRun(WandbLogger):
 
 
 def run_name(folder: Path) -> str:
-    """Return the name of the run's folder, for a sweep's job after the sweep's name. A resumed run keeps it."""
+    """Return the name of the run's folder; of a sweep's job the sweep's name and its path there. A resumed run keeps
+    it."""
     sweep = sweep_dir(folder)
-    return f"{sweep.name}-{folder.name}" if sweep else folder.name
+    return f"{sweep.name}-{os.path.relpath(folder, sweep)}" if sweep else folder.name
 
 
 def sweep_dir(folder: Path) -> Path | None:

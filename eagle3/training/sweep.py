@@ -6,21 +6,24 @@ python -m eagle3.training.sweep outputs/sweep/…
 import argparse
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from eagle3.adapters.hydra import Callback
+from eagle3.adapters.hydra import Callback, RunMode
 from eagle3.cli import exit_with
 from eagle3.errors import InputError
 from eagle3.secrets import public
+from eagle3.storage.files import write_whole
 from eagle3.storage.lock import hold
 from eagle3.storage.records import read_sealed_json
 
 # Hydra's own keys that decide which jobs a sweep has, and their folders; a launcher may change.
 OF_JOBS = ("hydra/sweeper", "hydra.sweeper", "hydra.sweep.subdir")
+SUBDIR = "give hydra.sweep.subdir='${hydra:job.num}', the default, or another that differs for each job"
 
 
 class RankedTable(Callback):
@@ -31,12 +34,29 @@ class RankedTable(Callback):
         if first_rank() and read_jobs(Path(config.hydra.sweep.dir)):
             require_same_sweep(config)
         require_direction(config)
+        require_folder_of_each_job(config)
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """End a sweep whose jobs would share a folder, or are outside the sweep's: the table would not have them."""
+        if config.hydra.mode is not RunMode.MULTIRUN:
+            return
+        sweep, folder = Path(config.hydra.sweep.dir).absolute(), Path(config.hydra.runtime.output_dir)
+        number, recorded = str(config.hydra.job.num), folder / ".hydra" / "job"
+        subdir = f"hydra.sweep.subdir={config.hydra.sweep.subdir}"
+        if Path(os.path.normpath(sweep)) not in folder.parents:
+            exit_with(f"{subdir} is not a folder below hydra.sweep.dir={sweep}; {SUBDIR}", 1)
+        if recorded.is_file() and recorded.read_text() != number:
+            exit_with(f"{subdir} is the folder of jobs {recorded.read_text()} and {number}; {SUBDIR}", 1)
+        write_whole(recorded, number.encode())
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         if not first_rank():  # other ranks end before the first one has written the results
             return
         directory = Path(config.hydra.sweep.dir)
-        print(ranked_table(directory))
+        try:
+            print(ranked_table(directory))
+        except InputError as error:  # which Hydra would turn into a warning
+            exit_with(str(error), 1)
         if any(job["score"] is None for job in read_jobs(directory)):
             sys.exit(1)
 
@@ -80,6 +100,18 @@ def require_direction(config: DictConfig) -> None:
         )
 
 
+def require_folder_of_each_job(config: DictConfig) -> None:
+    """Refuse what the table could not be made from: one folder for all jobs, or jobs without a record."""
+    subdir = OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[index,call-overload]
+    if "${" not in str(subdir):
+        exit_with(f"hydra.sweep.subdir={subdir} is one folder for all jobs; {SUBDIR}", 1)
+    if config.hydra.output_subdir != ".hydra":
+        name = config.hydra.output_subdir
+        exit_with(
+            f"hydra.output_subdir={name} must be .hydra, where the table finds the jobs of a sweep; leave it out", 1
+        )
+
+
 def first_rank() -> bool:
     """Tell if this is the first of the processes that torchrun or a scheduler starts with the same command."""
     return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "RANK", "SLURM_PROCID"))
@@ -92,11 +124,14 @@ def ranked_table(directory: Path) -> str:
         raise InputError(f"{directory} has no jobs of a sweep; give the folder of one, outputs/sweep/…")
     metric = jobs[0]["metric"] or "result"
     shared = set.intersection(*(set(job["settings"]) for job in jobs)) if len(jobs) > 1 else set()
-    lines = [f"{'rank':>4}  {metric:>13}  {'steps':>6}  job  settings"]
+    width = max(3, *(len(job["name"]) for job in jobs))
+    lines = [f"{'rank':>4}  {metric:>13}  {'steps':>6}  {'job':>{width}}  settings"]
     for number, job in enumerate(jobs, start=1):
         score = "no result" if job["score"] is None else f"{job['score']:.4f}"
         settings = " ".join(item for item in job["settings"] if item not in shared)
-        lines.append(f"{number:>4}  {score:>{max(len(metric), 13)}}  {job['steps']:>6}  {job['name']:>3}  {settings}")
+        lines.append(
+            f"{number:>4}  {score:>{max(len(metric), 13)}}  {job['steps']:>6}  {job['name']:>{width}}  {settings}"
+        )
     return "\n".join([*lines, *over_seeds(jobs, shared)])
 
 
@@ -117,16 +152,28 @@ def over_seeds(jobs: list[dict[str, Any]], shared: set[str]) -> list[str]:
 
 
 def read_jobs(directory: Path) -> list[dict[str, Any]]:
-    return [read_job(path.parent.parent) for path in directory.glob("*/.hydra/overrides.yaml")]
+    return [read_job(path, path.relative_to(directory).as_posix()) for path in job_folders(directory)]
 
 
-def read_job(path: Path) -> dict[str, Any]:
+def job_folders(directory: Path) -> Iterator[Path]:
+    """Yield the folders of a sweep's jobs at any depth: hydra.sweep.subdir may have slashes."""
+    for place, folders, files in os.walk(directory):
+        path = Path(place)
+        is_job = (path / ".hydra" / "overrides.yaml").is_file()
+        if path != directory and (is_job or "multirun.yaml" in files):  # which another sweep has
+            folders.clear()
+            if is_job:
+                yield path
+        folders.sort()
+
+
+def read_job(path: Path, name: str) -> dict[str, Any]:
     result = path / "result.json"
     values = {"metric": None, "score": None, "steps": 0}
     if result.is_file():
         values |= read_sealed_json(result, made_by="the same sweep with ckpt_path=auto")
     overrides = [str(item) for item in OmegaConf.load(path / ".hydra" / "overrides.yaml")]
-    return {"name": path.name, "settings": overrides, **values}
+    return {"name": name, "settings": overrides, **values}
 
 
 def rank(job: dict[str, Any]) -> tuple[bool, float, str]:

@@ -135,6 +135,7 @@ def test_a_resumed_run_is_the_same_for_wandb_and_another_folder_is_another(tmp_p
 def test_a_job_of_a_sweep_is_named_after_it_and_grouped_by_it(in_sweep: Path) -> None:
     told = wandb_run(in_sweep)._wandb_init
     assert (told["name"], told["group"]) == ("rates-3", "rates")
+    assert wandb_run(in_sweep / "seed=1")._wandb_init["name"] == "rates-3/seed=1"
     told = wandb_run(in_sweep, name="mine", group="ours")._wandb_init
     assert (told["name"], told["group"]) == ("mine", "ours")
 

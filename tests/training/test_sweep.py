@@ -126,6 +126,53 @@ def test_a_sweep_whose_jobs_still_run_is_not_continued(tmp_path: Path, capsys: p
     assert f"{tmp_path}/0 is being written by process" in capsys.readouterr().err
 
 
+FAILING = ("-m", "data.path=nowhere/features")
+BY_OVERRIDES = "hydra.sweep.subdir=${hydra.job.override_dirname}"
+
+
+def test_a_sweep_whose_folders_have_slashes_has_a_table_a_status_and_its_folder_for_itself(tmp_path: Path) -> None:
+    command = (*FAILING, f"hydra.sweep.dir={tmp_path}/sweep", BY_OVERRIDES)
+    done = run_script("train", *command, "optim.lr=1e-3,3e-3")
+    names = [f"data.path=nowhere/features,optim.lr={rate}" for rate in ("0.001", "0.003")]
+    assert done.returncode == 1 and [job["name"] for job in read_jobs(tmp_path / "sweep")] == names
+    assert [line.split()[-2] for line in done.stdout.splitlines()[-2:]] == names
+    again = run_script("train", *command, "optim.lr=5e-3,7e-3")
+    assert again.returncode == 1 and "holds an earlier sweep of other jobs" in again.stderr
+
+
+def test_another_sweep_below_the_folder_of_one_is_not_in_its_table(tmp_path: Path) -> None:
+    job(tmp_path / "group", "0", ["seed=0"], 1.5)
+    for name in ("2", "3"):
+        job(tmp_path / "other", name, ["seed=0"], 1.5)
+    (tmp_path / "other" / "multirun.yaml").touch()
+    assert [each["name"] for each in read_jobs(tmp_path)] == ["group/0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("hydra.sweep.subdir=all",), "hydra.sweep.subdir=all is one folder for all jobs"),
+        (("hydra.output_subdir=null",), "hydra.output_subdir=None must be .hydra"),
+        (("hydra.sweep.subdir=../${hydra:job.num}",), "hydra.sweep.subdir=../0 is not a folder below hydra.sweep.dir="),
+        ((BY_OVERRIDES, "hydra.job.config.override_dirname.exclude_keys=[seed]"), "is the folder of jobs 0 and 1"),
+        (("hydra.run.dir=mine",), "hydra.run.dir=mine is for a single run"),
+    ],
+)
+def test_jobs_without_a_folder_of_their_own_in_the_sweep_s_are_one_line(
+    tmp_path: Path, words: tuple[str, ...], reason: str
+) -> None:
+    done = run_script("train", *FAILING, f"hydra.sweep.dir={tmp_path}/sweep", "seed=0,1", *words, cwd=tmp_path)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and last.startswith("error: ") and reason in last, done.stderr
+
+
+@pytest.mark.parametrize("command", [("precompute", "out_dir=DIR"), ("serve", "action=check", "head=HEAD")])
+def test_a_failed_job_of_any_script_is_in_the_exit_status(tmp_path: Path, command: tuple[str, ...]) -> None:
+    script, *words = command
+    done = run_script(script, "-m", *words, f"hydra.sweep.dir={tmp_path}/sweep", "progress=true,false", cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.count("error: ") == 2, done.stderr
+
+
 @pytest.mark.slow
 def test_a_killed_sweep_continues_by_the_same_command(tmp_path: Path, store_path: Path) -> None:
     folder = tmp_path / "sweep"
