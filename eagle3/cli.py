@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 Group = TypeVar("Group", bound=Settings)
 OmegaConf.register_new_resolver("help_page", lambda *, _root_: help_page(_root_), replace=True)
 OmegaConf.register_new_resolver("job_or", lambda time: job_name() or time, replace=True)
+OmegaConf.register_new_resolver("variable", lambda name, other: os.environ.get(name) or other, replace=True)
 CONF = str(ROOT / "conf")
 # Options of Hydra's plugins, and our extras that bring them.
 PLUGINS = {

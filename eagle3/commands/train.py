@@ -169,10 +169,8 @@ def build_loggers(config: DictConfig, resume_step: int) -> list[Logger]:
         if name in EXTRAS:
             require_packages(name, extra=name, needed_by=f"logger={name}")
     # Lines of later steps are those of a part that is trained again: metrics.csv leaves them out.
-    return [
-        cli.build(logger, resume_step=resume_step) if name == "csv" else cli.build(logger)
-        for name, logger in config.logger.items()
-    ]
+    of_csv = {"resume_step": resume_step, "copies": config.checkpoint_copies}
+    return [cli.build(logger, **(of_csv if name == "csv" else {})) for name, logger in config.logger.items()]
 
 
 def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Trainer:

@@ -309,10 +309,11 @@ class Wandb(TypedDict):
     project: Text
     name: Text | None
     group: Text | None
-    tags: list[Text]
+    tags: list[Text] | None
     job_type: Text
-    offline: bool
+    offline: bool | None
     artifacts: bool
+    run_dir: Text
     save_dir: Text
 
 

@@ -24,6 +24,7 @@ from eagle3.data.pack import Batch
 from eagle3.errors import Interrupted
 from eagle3.progress import Bar
 from eagle3.storage.folder import LocalFolder
+from eagle3.training.loggers import MetricsCSV
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +201,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         with unfinished_epoch(trainer, at_validation=validates(trainer, trainer.fit_loop.epoch_loop.batch_idx)):
-            trainer.save_checkpoint(self.path)
+            self._save(trainer)
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         for number, handler in self.handlers.items():
@@ -215,10 +216,16 @@ class LastCheckpoint(Checkpoint):
             # A step of a small head takes milliseconds, saving it half a second. Ranks save together; one decides.
             due = trainer.strategy.broadcast(time.monotonic() - self.saved_at >= self.min_seconds)
         if due or self.stop is Stop.AGREED:
-            trainer.save_checkpoint(self.path)
+            self._save(trainer)
             self.saved_at = time.monotonic()
             if self.stop is Stop.AGREED:
                 self.stop = Stop.SAVED
+
+    def _save(self, trainer: Trainer) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, MetricsCSV):
+                logger.copy()
+        trainer.save_checkpoint(self.path)
 
     def _signalled_anywhere(self, trainer: Trainer) -> bool:
         """Ranks save together, but a signal may reach only one; they agree at logging steps, where they wait anyway."""

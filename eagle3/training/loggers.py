@@ -1,6 +1,7 @@
 """Loggers: metrics.csv that survives a resume; trackers with short run names and searchable settings.
 
-W&B's run id is in the run's folder, so that a training resumed there continues the same run.
+The id of a run is in its folder and in the folder of its checkpoint copies, as metrics.csv is, so that a training that
+is resumed from either continues the same W&B run and the same curves.
 """
 
 import csv
@@ -23,20 +24,25 @@ from eagle3.features.source import FeatureSource
 from eagle3.secrets import public
 from eagle3.settings.flat import flattened
 from eagle3.storage.files import atomic_write, write_whole
+from eagle3.storage.folder import open_folder, write_file
 
 log = logging.getLogger(__name__)
+METRICS = "metrics.csv"
 EXTRAS = ("tensorboard",)  # trackers whose package is an extra of the same name
 PATH_KEYS = re.compile(r"(path|dir|uri|url|urls|logger)$|^logger\.|^callbacks\..*\.(dirpath|filename)$")
 PATH = re.compile(r"^(/|~|\.{1,2}/|[a-z0-9]+://)")
 
 
 class MetricsFile(ExperimentWriter):
-    """metrics.csv of a run, which keeps the rows before `resume_step`; the resumed run logs the later ones again."""
+    """metrics.csv of a run, which keeps the rows before `resume_step`; the resumed run logs the later ones again.
 
-    def __init__(self, log_dir: str, resume_step: int) -> None:
+    `copied` is the content of its copy, which has more of them if the run was continued elsewhere."""
+
+    def __init__(self, log_dir: str, resume_step: int, copied: str = "") -> None:
         super().__init__(log_dir)
         self.path = Path(self.metrics_file_path)
-        rows = [row for row in self._rows() if int(row["step"]) < resume_step]
+        both = [self._rows(), parsed_rows(copied)]
+        rows = max(([row for row in rows if int(row["step"]) < resume_step] for rows in both), key=len)
         if rows:
             self.metrics_keys = list(rows[0])
             self._replace(rows)
@@ -50,8 +56,7 @@ class MetricsFile(ExperimentWriter):
         self._replace(self._rows())
 
     def _rows(self) -> list[dict[str, str]]:
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        return [row for row in csv.DictReader(lines) if (row["step"] or "").isdigit()]  # a full disk cuts the last one
+        return parsed_rows(self.path.read_text()) if self.path.exists() else []
 
     def _replace(self, rows: list[dict[str, str]]) -> None:
         """Replace the file by one with these rows and the current columns; a kill leaves the old one or the new one."""
@@ -63,45 +68,78 @@ class MetricsFile(ExperimentWriter):
             file.write(text.getvalue().encode())
 
 
-class MetricsCSV(CSVLogger):
-    """Writes RUN/metrics.csv: one row per log call, empty cells where a metric was not logged."""
+def parsed_rows(text: str) -> list[dict[str, str]]:
+    """Return the rows of a metrics.csv without a last one that a full disk has cut."""
+    return [row for row in csv.DictReader(text.splitlines()) if (row["step"] or "").isdigit()]
 
-    def __init__(self, *, run_dir: str, resume_step: int = 0, flush_every_n_steps: int = 10) -> None:
+
+class MetricsCSV(CSVLogger):
+    """Writes RUN/metrics.csv: one row per log call, empty cells where a metric was not logged.
+
+    `copies` is where checkpoints are copied to; metrics.csv is too, by `copy`."""
+
+    def __init__(
+        self, *, run_dir: str, resume_step: int = 0, flush_every_n_steps: int = 10, copies: str | None = None
+    ) -> None:
         super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=flush_every_n_steps)
-        self.resume_step = resume_step
+        self.resume_step, self.copies = resume_step, copies
 
     @property
     @rank_zero_experiment
     def experiment(self) -> _ExperimentWriter:
         if self._experiment is None:
-            self._experiment = MetricsFile(self.log_dir, self.resume_step)
+            copied = ""
+            if self.copies and self.resume_step:
+                folder = open_folder(self.copies, setting="checkpoint_copies")
+                copied = bytes(folder.read(METRICS)).decode() if folder.names(METRICS) else ""
+            self._experiment = MetricsFile(self.log_dir, self.resume_step, copied)
         return self._experiment
+
+    @rank_zero_only
+    def copy(self) -> None:
+        """Copy the rows so far, before a checkpoint is: a resumed run drops those past its step."""
+        self.save()
+        path = Path(self.log_dir) / METRICS
+        if self.copies and path.is_file():
+            write_file(open_folder(self.copies, setting="checkpoint_copies"), METRICS, path.read_bytes())
+
+
+# W&B's own variables, by our keys. A variable takes precedence over the default of conf/logger/wandb.yaml, and a key
+# that the user sets over the variable.
+VARIABLES = {
+    "entity": "WANDB_ENTITY",
+    "project": "WANDB_PROJECT",
+    "name": "WANDB_NAME",
+    "group": "WANDB_RUN_GROUP",
+    "tags": "WANDB_TAGS",
+    "job_type": "WANDB_JOB_TYPE",
+    "notes": "WANDB_NOTES",
+    "mode": "WANDB_MODE",
+    "save_dir": "WANDB_DIR",
+    "id": "WANDB_RUN_ID",
+    "resume": "WANDB_RESUME",
+}
+
+
+MODES = {"offline": "dryrun", "online": "run"}  # other names that W&B knows them by
 
 
 class WandbRun(WandbLogger):
     """Lightning's logger for W&B, with a run name and id of our own."""
 
-    def __init__(
-        self,
-        *,
-        save_dir: str,
-        name: str | None,
-        group: str | None,
-        tags: Sequence[str],
-        artifacts: bool,
-        **options: Any,
-    ) -> None:
-        folder = Path(save_dir)
+    def __init__(self, *, run_dir: str, offline: bool | None, artifacts: bool, **options: Any) -> None:
+        folder = Path(run_dir)
         sweep = sweep_dir(folder)
-        by_agent = "WANDB_SWEEP_ID" in os.environ  # then `wandb agent` sets name, group and id
-        super().__init__(
-            save_dir=save_dir,
-            name=None if by_agent else name or run_name(folder),
-            group=group or (sweep.name if sweep and not by_agent else None),
-            tags=list(tags),
-            version=None if by_agent else kept_id(folder / "wandb_id"),
-            **options,
-        )
+        if offline is not None:  # Lightning would set WANDB_MODE, also for the next job
+            options["mode"] = "offline" if offline else "online"
+        given = {key: value for key, value in options.items() if value is not None}
+        warn_of_variables(given)
+        ours: dict[str, Any] = {}
+        if "WANDB_SWEEP_ID" not in os.environ:  # else `wandb agent` sets them
+            ours = {"name": run_name(folder), "group": sweep.name if sweep else None, "id": kept_id(folder / "run_id")}
+        ours = {key: value for key, value in ours.items() if not os.environ.get(VARIABLES[key])}
+        ours["resume"] = os.environ.get(VARIABLES["resume"]) or "allow"  # Lightning would set it
+        super().__init__(**ours | given)
         self.artifacts = artifacts
 
     @rank_zero_only
@@ -121,6 +159,16 @@ class WandbRun(WandbLogger):
         head = wandb.Artifact(f"head-{self.experiment.id}", type="model", metadata=facts)
         head.add_file(best.best_model_path, name="best.ckpt")
         self.experiment.log_artifact(head, aliases=["best"])
+
+
+def warn_of_variables(given: Mapping[str, Any]) -> None:
+    """Warn of each variable of W&B that a key overrides."""
+    for key, variable in VARIABLES.items():
+        value, other = given.get(key), os.environ.get(variable)
+        text = ",".join(value) if key == "tags" and value is not None else str(value)
+        if value is not None and other and other not in (text, MODES.get(text)):
+            setting = "offline" if key == "mode" else key
+            log.warning("logger.wandb.%s is set (%s) and used, not %s=%s", setting, text, variable, other)
 
 
 def run_name(folder: Path) -> str:

@@ -1,6 +1,7 @@
 """Loggers: metrics.csv across a resume, W&B offline with config, git revision and store."""
 
 import csv
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import wandb
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict, read_write
 from scripts import composed, run_script
 from stores import ROOT
 
+from eagle3.cli import plain
 from eagle3.commands.train import build_loggers
 from eagle3.errors import InputError
 from eagle3.training import loggers
@@ -41,6 +44,23 @@ def test_a_resume_keeps_rows_before_its_step_and_replaces_the_rest(tmp_path: Pat
     ]
     log(tmp_path, range(2), 3.0)  # a new run
     assert [float(row["loss"]) for row in rows(tmp_path)] == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("left", [0, 3])
+def test_rows_that_only_the_copies_have_are_in_the_resumed_run(tmp_path: Path, left: int) -> None:
+    first = MetricsCSV(run_dir=str(tmp_path / "a"), copies=str(tmp_path / "copies"), flush_every_n_steps=100)
+    for step in range(8):
+        first.log_metrics({"loss": 1.0}, step)
+    first.copy()
+    if left:  # the run was continued elsewhere, and comes back to its first folder
+        log(tmp_path / "b", range(left), 1.0)
+    again = MetricsCSV(run_dir=str(tmp_path / "b"), copies=str(tmp_path / "copies"), resume_step=5)
+    again.log_metrics({"loss": 2.0}, 5)
+    again.save()
+    assert [(row["step"], row["loss"]) for row in rows(tmp_path / "b")] == [
+        *((str(step), "1.0") for step in range(5)),
+        ("5", "2.0"),
+    ]
 
 
 def test_a_resumed_run_that_is_killed_before_its_first_flush_keeps_the_rows_before_it(tmp_path: Path) -> None:
@@ -122,8 +142,12 @@ def in_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
 
 
 def wandb_run(folder: Path, **options: Any) -> WandbRun:
-    given: dict[str, Any] = {"name": None, "group": None, "tags": [], "artifacts": False}
-    return WandbRun(save_dir=str(folder), project="eagle3", job_type="train", offline=True, **(given | options))
+    """Make the logger of a run, with the keys of its config."""
+    config = composed("train", "logger=wandb", "data.path=DIR")
+    with open_dict(config):
+        config.run_dir = str(folder)
+    given = plain(config)["logger"]["wandb"] | {"offline": True, **options}
+    return WandbRun(**{key: value for key, value in given.items() if key != "_target_"})
 
 
 def test_a_resumed_run_is_the_same_for_wandb_and_another_folder_is_another(tmp_path: Path) -> None:
@@ -143,7 +167,64 @@ def test_a_job_of_a_sweep_is_named_after_it_and_grouped_by_it(in_sweep: Path) ->
 def test_under_wandb_agent_the_run_is_the_agent_s(in_sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
     told = wandb_run(in_sweep)._wandb_init
-    assert (told["name"], told["group"], told["id"]) == (None, None, None)
+    assert (told["name"], told.get("group"), told["id"]) == (None, None, None)
+
+
+SET = {
+    "WANDB_PROJECT": "theirs", "WANDB_ENTITY": "team", "WANDB_NAME": "second", "WANDB_RUN_GROUP": "ablation",
+    "WANDB_JOB_TYPE": "probe", "WANDB_TAGS": "a,b", "WANDB_NOTES": "why", "WANDB_MODE": "offline",
+    "WANDB_RUN_ID": "id1", "WANDB_RESUME": "auto",
+}  # fmt: skip
+
+
+def wandb_settings(logger: WandbRun) -> dict[str, Any]:
+    """Return what W&B makes of the variables and of what the logger gives it; a run cannot start without a network."""
+    settings = wandb.Settings()
+    settings.update_from_env_vars(dict(os.environ))
+    given = {key: value for key, value in logger._wandb_init.items() if value is not None}
+    names = {"name": "run_name", "group": "run_group", "tags": "run_tags", "job_type": "run_job_type",
+             "notes": "run_notes", "id": "run_id", "dir": "root_dir"}  # fmt: skip
+    settings.update_from_dict({names.get(key, key): value for key, value in given.items()})
+    return settings.model_dump()
+
+
+def test_variables_of_wandb_take_precedence_over_our_defaults(
+    tmp_path: Path, in_sweep: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in {**SET, "WANDB_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    told = wandb_settings(wandb_run(in_sweep, offline=None))
+    assert [told[key] for key in ("project", "entity", "run_name", "run_group", "run_job_type", "run_notes")] == [
+        "theirs", "team", "second", "ablation", "probe", "why",
+    ]  # fmt: skip
+    assert (*told["run_tags"], told["mode"], told["run_id"], told["resume"]) == ("a", "b", "offline", "id1", "auto")
+    assert Path(told["root_dir"]) == tmp_path and not caplog.messages
+
+
+def test_keys_of_the_user_take_precedence_over_variables_of_wandb_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in {**SET, "WANDB_DIR": "/elsewhere"}.items():
+        monkeypatch.setenv(name, value)
+    keys = {
+        "project": "p", "entity": "e", "name": "n", "group": "g", "job_type": "j", "tags": ["t"], "notes": "w",
+        "offline": False, "save_dir": str(tmp_path), "id": "id2", "resume": "never",
+    }  # fmt: skip
+    told = wandb_settings(wandb_run(tmp_path, **keys))
+    values = ("project", "entity", "run_name", "run_group", "run_job_type", "run_notes", "mode", "run_id", "resume")
+    assert [told[key] for key in values] == ["p", "e", "n", "g", "j", "w", "online", "id2", "never"]
+    assert [*told["run_tags"], Path(told["root_dir"])] == ["t", tmp_path]
+    assert {message.split()[0].removeprefix("logger.wandb.") for message in caplog.messages} == set(keys)
+    assert "logger.wandb.project is set (p) and used, not WANDB_PROJECT=theirs" in caplog.messages
+
+
+def test_a_variable_that_says_the_same_or_is_empty_is_no_conflict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in {"WANDB_PROJECT": "", "WANDB_NAME": "n", "WANDB_MODE": "dryrun", "WANDB_TAGS": "a,b"}.items():
+        monkeypatch.setenv(name, value)
+    told = wandb_run(tmp_path, name="n", tags=["a", "b"], offline=True)._wandb_init
+    assert (told["project"], told["mode"]) == ("eagle3", "offline") and not caplog.messages
 
 
 def test_settings_for_trackers_are_flat_and_name_no_place_and_no_secret(
@@ -174,7 +255,7 @@ def test_settings_for_trackers_are_flat_and_name_no_place_and_no_secret(
 @pytest.mark.parametrize("name", EXTRAS)
 def test_a_tracker_that_is_not_installed_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    config = OmegaConf.create({"logger": {"csv": {}, name: {}}})
+    config = OmegaConf.create({"checkpoint_copies": None, "logger": {"csv": {}, name: {}}})
     with pytest.raises(InputError, match=rf"logger={name} needs the package {name}; .*'\.\[{name}\]'"):
         build_loggers(config, 0)
 
@@ -191,7 +272,7 @@ def test_the_best_checkpoint_is_an_artifact_when_asked_for_and_a_resume_continue
     run = tmp_path / "run"
     options = ("logger=wandb", "logger.wandb.offline=true", "logger.wandb.artifacts=true")
     train(store_path, run, *options)
-    name = (run / "wandb_id").read_text()
+    name = (run / "run_id").read_text()
     train(store_path, run, *options, "trainer.max_epochs=2", f"ckpt_path={run}/checkpoints/last.ckpt")
     records = sorted((run / "wandb").glob("offline-run-*/*.wandb"))
     assert [record.stem for record in records] == [f"run-{name}"] * 2
