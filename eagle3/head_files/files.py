@@ -5,6 +5,7 @@ write, and that of vLLM's speculators, which nests the draft layer's keys. SGLan
 in two places: in `eagle_config` as outputs of layers, and at the top level as `hidden_states` indices, one more each.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,11 @@ def read_without_weights(path: str | Path) -> HeadFiles:
     folder = Path(path)
     if folder.is_file():
         raise InputError(f"head={path} is a file; give the folder of an exported head, made by: {MAKE_HEAD}")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not folder.is_dir():
+        raise InputError(
+            f"head={path} is no folder here; make it with: {MAKE_HEAD}, or, if it is a head on the Hugging Face hub, get "
+            f"it with: hf download {path} --local-dir HEAD"
+        )
     config = read_json(folder / "config.json", made_by=MAKE_HEAD)
     files = HeadFiles(folder, _flat(config), config, {}, read_record(folder, made_by=MAKE_HEAD))
     _require_same_layers(files)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eagle3.errors import InputError
-from eagle3.head_files.files import INDEX, read_files
+from eagle3.head_files.files import INDEX, read_files, read_without_weights
 from eagle3.head_files.format import load_head, save_head
 from eagle3.storage.files import write_json
 
@@ -105,6 +105,12 @@ def test_a_folder_that_cannot_be_read_is_refused_in_one_line(change: Change, mes
     with pytest.raises(InputError, match=message) as refused:
         load_head(head, num_layers=8)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("read", [read_files, read_without_weights])
+def test_the_name_of_a_head_on_the_hub_is_told_how_to_get_it(read: Callable[[str], object]) -> None:
+    with pytest.raises(InputError, match=r"head=team/Head-8B\.v1 is no folder here; .*hf download team/Head-8B\.v1 "):
+        read("team/Head-8B.v1")
 
 
 def test_a_head_of_the_speculators_is_read_with_the_layers_that_vllm_captures_for_it(head: Path) -> None:
