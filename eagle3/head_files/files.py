@@ -124,8 +124,8 @@ def read_without_weights(path: str | Path) -> HeadFiles:
         raise InputError(f"head={path} is a file; give the folder of an exported head, made by: {MAKE_HEAD}")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not folder.is_dir():
         raise InputError(
-            f"head={path} is no folder here; make it with: {MAKE_HEAD}, or, if it is a head on the Hugging Face hub, get "
-            f"it with: hf download {path} --local-dir HEAD"
+            f"head={path} is no folder here; make it with: {MAKE_HEAD}, or, if it is a head on the Hugging Face hub, "
+            f"get it with: hf download {path} --local-dir HEAD"
         )
     config = read_json(folder / "config.json", made_by=MAKE_HEAD)
     files = HeadFiles(folder, _flat(config), config, {}, read_record(folder, made_by=MAKE_HEAD))
