@@ -5,6 +5,7 @@ Ray restarts a lost actor, on another node if its own is gone; the failed call t
 
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -16,9 +17,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import eagle3
-from eagle3.errors import InputError, first_line, require_packages
+from eagle3.errors import InputError, first_line, printable, require_packages
 from eagle3.settings.precomputing import RaySettings
-from eagle3.workers.driver import Driver
+from eagle3.workers.driver import Driver, Lost
 from eagle3.workers.meter import Progress
 from eagle3.workers.task import Build, Keyed, Total, WorkerId
 from eagle3.workers.worker_thread import END_S, WAIT_S, Report, WorkerThread
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 5.0  # between two searches for new nodes
 CONNECT_S = 10.0
+PROPERTY = re.compile(r"\t(class_name|actor_id|pid|name|namespace|ip): ")
+LONGEST_REASON = 300
 
 
 class OnRay:
@@ -103,6 +106,12 @@ def no_cluster(address: str | None, reason: str) -> str:
     return f"workers.address={address}: no Ray cluster answers there ({reason}); {remedy}"
 
 
+def reason_of(message: str) -> str:
+    """Return why Ray lost an actor, in a line: without the list of the actor's properties."""
+    lines = [line.strip() for line in message.splitlines() if line.strip() and not PROPERTY.match(line)]
+    return printable(" ".join(lines[1:] or lines))[:LONGEST_REASON]
+
+
 class Actor(WorkerThread):
     """A worker in a process on a node."""
 
@@ -150,7 +159,10 @@ class RayPool:
     def send(self, worker: str, items: Sequence[Keyed]) -> None:
         self.calls[self.actors[worker].exchange.remote(items)] = worker
 
-    def reports(self) -> list[tuple[str, Report | None]]:
+    def reports(self) -> list[tuple[str, Report | Lost]]:
+        if not self.calls:  # all workers are lost, and wait
+            time.sleep(WAIT_S)
+            return []
         done, _ = self.ray.wait([*self.calls], timeout=WAIT_S)
         done, _ = self.ray.wait([*self.calls], num_returns=len(self.calls), timeout=0) if done else (done, [])
         return [self._report(call) for call in done]
@@ -168,16 +180,16 @@ class RayPool:
         for worker in self.actors:
             self.stop(worker)
 
-    def _report(self, call: Any) -> tuple[str, Report | None]:
+    def _report(self, call: Any) -> tuple[str, Report | Lost]:
         worker = self.calls.pop(call)
         try:
             report = self.ray.get(call)
         except self.ray.exceptions.RayActorError as error:
-            report = None
+            report = Lost(reason_of(str(error)))
             if error.actor_init_failed:  # Ray does not try again: e.g. its log cannot be written there
                 reason = str(error).strip().splitlines()[-1]
                 report = Report("an unknown node", ready=False, error=f"it cannot start ({reason})")
-        if report is not None and report.ready:
+        if isinstance(report, Report) and report.ready:
             self.ready.add(worker)
         else:
             self.ready.discard(worker)

@@ -2,8 +2,9 @@
 
 import logging
 import math
+import time
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,6 +14,19 @@ from eagle3.workers.task import Keyed, Total
 from eagle3.workers.worker_thread import Report
 
 log = logging.getLogger(__name__)
+LONGEST_WAIT_S = 60
+
+
+@dataclass(frozen=True)
+class Lost:
+    """News of a worker whose process or node is gone."""
+
+    reason: str
+
+
+def wait_before_restart(losses: int) -> float:
+    """Return the seconds until a worker starts again that was lost so many times in a row: 1, 2, 4 … 60."""
+    return min(2.0 ** (losses - 1), LONGEST_WAIT_S)
 
 
 class WorkerPool(Protocol):
@@ -24,8 +38,8 @@ class WorkerPool(Protocol):
     def send(self, worker: str, items: Sequence[Keyed]) -> None:
         """Send items to a worker (`WorkerThread.exchange`), which is answered by one of `reports`."""
 
-    def reports(self) -> Iterable[tuple[str, Report | None]]:
-        """Wait a while for reports. None: the worker was lost; it starts again with the next `send`."""
+    def reports(self) -> Iterable[tuple[str, Report | Lost]]:
+        """Wait a while for reports. A lost worker starts again with the next `send`."""
 
     def stop(self, worker: str) -> None:
         """Kill a worker."""
@@ -39,6 +53,7 @@ class WorkerState:
     items: dict[Hashable, Any] = field(default_factory=dict)  # sent, without a result so far
     shown: int = 0  # of `items`: those that the progress bar counts as done
     losses: int = 0  # since its last result
+    restart_at: float | None = None  # lost, and not started again before
     host: str = ""
     ready: bool = False
 
@@ -55,8 +70,10 @@ class Driver:
         ahead: int,
         total: Total,
         restarts: int,
+        wait: Callable[[int], float] = wait_before_restart,
     ) -> None:
         """`restarts`: how often in a row a worker may be lost without a result; for the others see `Workers`."""
+        self.wait = wait
         self.pool, self.items, self.progress = pool, iter(items), progress
         self.ahead, self.left, self.restarts = ahead, total, restarts
         self.workers: dict[str, WorkerState] = {}
@@ -67,11 +84,12 @@ class Driver:
         """Yield results as they come. Raises InputError if no worker is left."""
         try:
             while self._has_work():
+                self._restart()
                 for worker, report in self.pool.reports():
                     if worker not in self.workers:
                         continue
-                    if report is None:
-                        self._handle_loss(worker)
+                    if isinstance(report, Lost):
+                        self._handle_loss(worker, report.reason)
                     elif results := self._handle(worker, report):
                         yield results
         except BaseException:
@@ -86,7 +104,10 @@ class Driver:
             self.workers[worker] = WorkerState()
             self._send(worker)
         if not self.workers:
-            raise InputError(f"workers: all have failed (the last: {self.last_error})")
+            raise InputError(
+                f"workers: all have failed (the last: {self.last_error}); what is finished is kept: when the cause is "
+                f"removed, run the same command again"
+            )
         if any(state.items for state in self.workers.values()):
             return True
         item = self._next()
@@ -131,16 +152,23 @@ class Driver:
             self._remove(worker, f"{worker} on {report.host}: {report.error}")
         return results
 
-    def _handle_loss(self, worker: str) -> None:
+    def _handle_loss(self, worker: str, reason: str) -> None:
         state = self.workers[worker]
         state.losses, state.ready = state.losses + 1, False
-        loss = f"{worker} on {state.host or 'an unknown node'} was lost with {len(state.items)} items"
+        loss = f"{worker} on {state.host or 'an unknown node'} was lost with {len(state.items)} items ({reason})"
         if state.losses > self.restarts:
             self._remove(worker, f"{loss}, {state.losses} times without a result: workers.restarts={self.restarts}")
             return
-        log.warning("%s; other workers take over its work, and it restarts", loss)
+        wait = self.wait(state.losses)
+        log.warning("%s; other workers take over its work, and it restarts in %g s", loss, wait)
         self._take_back(state)
-        self._send(worker)
+        state.restart_at = time.monotonic() + wait
+
+    def _restart(self) -> None:
+        for worker, state in self.workers.items():
+            if state.restart_at is not None and time.monotonic() >= state.restart_at:
+                state.restart_at = None
+                self._send(worker)
 
     def _remove(self, worker: str, reason: str) -> None:
         self._take_back(self.workers.pop(worker))

@@ -1,5 +1,6 @@
 """The driver, with pools of the test's own."""
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from eagle3.errors import InputError
-from eagle3.workers import worker_thread
-from eagle3.workers.driver import Driver
+from eagle3.workers import driver, worker_thread
+from eagle3.workers.cluster import reason_of
+from eagle3.workers.driver import Driver, Lost
 from eagle3.workers.in_process import InProcess
 from eagle3.workers.meter import Meter, Progress, ProgressBuffer
 from eagle3.workers.task import Keyed, Take, Task, WorkerId
@@ -37,7 +39,7 @@ class SteadyPool:
     def send(self, worker: str, items: Sequence[Keyed]) -> None:
         self.held[worker].extend(items)
 
-    def reports(self) -> Iterator[tuple[str, Report | None]]:
+    def reports(self) -> Iterator[tuple[str, Report | Lost]]:
         self.turn += 1
         for worker, held in self.held.items():
             if not (self.slow and worker == "other" and self.turn % 3):
@@ -103,15 +105,15 @@ class ThreadPool:
     def send(self, worker: str, items: Sequence[Keyed]) -> None:
         self.sent[worker] = items
 
-    def reports(self) -> Iterator[tuple[str, Report | None]]:
+    def reports(self) -> Iterator[tuple[str, Report | Lost]]:
         return ((worker, self.report(worker)) for worker in self.threads)
 
-    def report(self, worker: str) -> Report | None:
+    def report(self, worker: str) -> Report | Lost:
         thread = self.threads[worker]
         if self.random.random() < self.lost:
             thread.exchange(None)
             self.threads[worker] = WorkerThread(self.task, thread.worker)
-            return None
+            return Lost("by a test")
         return replace(thread.exchange(self.sent[worker]), warnings=[])  # here, these are the driver's own warnings too
 
     def stop(self, worker: str) -> None:
@@ -129,7 +131,8 @@ EXPECTED = {f"item {number}": number * number for number in range(200)}
 def squares(
     task: Squares, progress: Progress, *, count: int = 3, lost: float = 0, restarts: int = 20
 ) -> dict[Any, int]:
-    driver = Driver(ThreadPool(task, count, lost), ITEMS, progress, ahead=10, total=200, restarts=restarts)
+    limits = {"ahead": 10, "total": 200, "restarts": restarts}
+    driver = Driver(ThreadPool(task, count, lost), ITEMS, progress, **limits, wait=lambda losses: 0)
     given = [pair for results in driver.results() for pair in results]
     assert len(given) == len({key for key, _ in given})
     return dict(given)
@@ -146,7 +149,7 @@ def test_what_lost_workers_held_is_done_by_others_and_counted_once(caplog: pytes
     with Meter(200, desc="squares", unit="number", of="tokens") as meter:
         assert squares(Squares(), meter, lost=0.3, restarts=1000) == EXPECTED
         assert meter.bar.n == 200 and meter.note.endswith(" of 3 workers")
-    assert "was lost with" in caplog.text
+    assert "items (by a test); other workers take over its work" in caplog.text
 
 
 def test_results_that_come_at_once_are_given_no_rate(caplog: pytest.LogCaptureFixture) -> None:
@@ -177,7 +180,57 @@ def test_a_worker_that_cannot_start_is_named_and_the_others_continue(caplog: pyt
 def test_a_run_whose_workers_all_fail_ends_with_the_reason_of_the_last(
     task: Squares, workers: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(InputError, match=rf"workers: all have failed \(the last: {reason}\)"):
+    with pytest.raises(InputError, match=rf"workers: all have failed \(the last: {reason}\); .*run the same command"):
         squares(task, ProgressBuffer(), **workers)
     # The traceback of a fault is in the worker's log.
     assert any(record.exc_info for record in caplog.records) == (task.broken is not None)
+
+
+class DyingPool:
+    """A worker that is lost whenever it is asked; each look at the reports takes a quarter of a second."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock, self.sent_at, self.asked = clock, list[float](), False
+
+    def new_workers(self) -> list[str]:
+        return ["worker 0"] if not self.sent_at else []
+
+    def send(self, worker: str, items: Sequence[Keyed]) -> None:
+        self.sent_at.append(self.clock[0])
+        self.asked = True
+
+    def reports(self) -> Iterator[tuple[str, Report | Lost]]:
+        self.clock[0] += 0.25
+        if self.asked:
+            self.asked = False
+            yield "worker 0", Lost("its node has died")
+
+    def stop(self, worker: str) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+
+def test_a_worker_that_is_lost_again_and_again_waits_longer_before_each_restart(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(driver.time, "monotonic", lambda: clock[0])
+    pool = DyingPool(clock)
+    with pytest.raises(InputError, match=r"was lost .*\(its node has died\), 10 times"):
+        [*Driver(pool, ITEMS, ProgressBuffer(), ahead=10, total=200, restarts=9).results()]
+    waits = [later - earlier for earlier, later in itertools.pairwise(pool.sent_at)]
+    assert [int(wait) for wait in waits] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert len(caplog.messages) == 9 and "restarts in 60 s" in caplog.messages[-1]
+
+
+def test_the_reason_of_a_loss_is_ray_s_own_in_a_line() -> None:
+    message = (
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: Actor\n\tip: 10.0.0.1\n"
+        "The actor is dead because its node has died. Node Id: 34cd\n\tthe actor's node was terminated: SIGTERM"
+    )
+    assert reason_of(message) == (
+        "The actor is dead because its node has died. Node Id: 34cd the actor's node was terminated: SIGTERM"
+    )
+    assert reason_of("The actor 12ab is unavailable: RPC error") == "The actor 12ab is unavailable: RPC error"
