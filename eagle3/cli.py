@@ -96,6 +96,8 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
 
     @functools.wraps(task)
     def run(config: DictConfig) -> Any:
+        if in_sweep() and not interrupts.in_command():
+            interrupts.end_with_parent()
         keep_secrets(config, _hydra_folders())
         _find_own_modules()
         show_bars(bool(config.get("progress", True)))

@@ -6,9 +6,13 @@ Modules that are imported then may swallow a KeyboardInterrupt, take it for an e
 
 import os
 import signal
+import threading
+import time
+from functools import cache
 from types import FrameType
 
 STATUS = 130
+LOOK_S = 5.0  # between two looks at the parent process
 _started = False
 
 
@@ -30,6 +34,26 @@ def raise_interrupts() -> None:
     if signal.getsignal(signal.SIGTERM) is _end:
         _handle_by(signal.default_int_handler)
         signal.signal(signal.SIGTERM, end_like_ctrl_c)
+
+
+def in_command() -> bool:
+    """Say whether this process is a command, and not a worker that a launcher has started."""
+    return _started
+
+
+@cache  # once for all jobs of a worker
+def end_with_parent() -> None:
+    """Send this process SIGTERM when its parent is gone: a launcher's workers would outlive a sweep that is killed."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_S)
+        while True:  # a training saves at the first, and a worker that waits for its next job ends at the second
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(LOOK_S)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def end_like_ctrl_c(number: int, frame: FrameType | None) -> None:

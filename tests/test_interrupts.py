@@ -88,3 +88,21 @@ def test_ctrl_c_while_a_part_of_a_config_is_imported_is_no_fault_of_the_config(
     OmegaConf.update(config, "run_dir", "RUN")
     with pytest.raises(KeyboardInterrupt):
         check_settings(config, "train")
+
+
+def test_a_worker_of_a_sweep_ends_when_the_sweep_is_killed() -> None:
+    worker = """
+import signal, time
+from eagle3 import interrupts
+interrupts.LOOK_S = 0.05
+interrupts.end_with_parent()
+signal.signal(signal.SIGTERM, lambda number, frame: (print("saved", flush=True), signal.signal(number, signal.SIG_DFL)))
+print("ready", flush=True)
+while True:
+    time.sleep(1)
+"""
+    sweep = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"
+    with subprocess.Popen([sys.executable, "-c", sweep], stdout=subprocess.PIPE, text=True, cwd=ROOT) as started:
+        assert started.stdout is not None and started.stdout.readline() == "ready\n"
+        started.kill()
+        assert started.stdout.read() == "saved\n"  # to its end, which is that of the worker

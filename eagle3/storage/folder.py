@@ -1,5 +1,7 @@
 """Storage interface: a flat folder of files that are whole or absent, on this machine or in an object store."""
 
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -70,7 +72,7 @@ class LocalFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.location = str(self.path)
-        self._mapped: dict[str, memoryview] = {}
+        self._mapped: dict[str, tuple[memoryview, int]] = {}  # by name: the bytes, and the file's inode
 
     def names(self, pattern: str) -> list[str]:
         return sorted(path.name for path in self.path.glob(pattern) if not path.name.startswith("."))  # being written
@@ -87,8 +89,16 @@ class LocalFolder:
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, sha256: str | None = None) -> memoryview:
         if name not in self._mapped:  # two threads may both map a file; the second view stays
-            self._mapped[name] = self._map(self.path / name)
-        return self._mapped[name][start:stop]
+            self._mapped[name] = self._map(self.path / name), (self.path / name).stat().st_ino
+        content, inode = self._mapped[name]
+        with suppress(FileNotFoundError):  # deleted or replaced: the mapped bytes stay
+            facts = os.stat(f"{self.location}/{name}")  # a microsecond; a page past the file's end is a SIGBUS
+            if facts.st_size < len(content) and facts.st_ino == inode:
+                raise InputError(
+                    f"{self.path / name} was cut from {len(content)} to {facts.st_size} bytes while it was read; "
+                    f"make it or copy it again, and change no file that a command reads"
+                )
+        return content[start:stop]
 
     def delete(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)

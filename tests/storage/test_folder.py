@@ -14,6 +14,7 @@ import torch
 from object_stores import new_folder, running_store
 from stores import open_store, random_samples, save_store, write_store
 
+from eagle3.errors import InputError
 from eagle3.features.shards import ShardWriter
 from eagle3.features.store import FeatureStore
 from eagle3.storage.folder import LocalFolder, Storage, open_folder, write_file
@@ -42,6 +43,21 @@ def folder(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storag
     opened = open_folder(new_folder(kind) if in_bucket else tmp_path, setting="data.path")
     assert isinstance(opened, LocalFolder) is not in_bucket
     return opened
+
+
+def test_a_file_that_is_cut_under_its_reader_is_an_error_and_no_bus_error(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path)
+    write_file(folder, "a.bin", bytes(10_000))
+    write_file(folder, "b.bin", b"old content")
+    assert len(folder.read("a.bin")) == 10_000 and bytes(folder.read("b.bin", 0, 3)) == b"old"
+    os.truncate(tmp_path / "a.bin", 5000)
+    with pytest.raises(InputError, match=r"a\.bin was cut from 10000 to 5000 bytes"):
+        folder.read("a.bin", 0, 10)
+    (tmp_path / "shorter").write_bytes(b"new")
+    (tmp_path / "shorter").replace(tmp_path / "b.bin")  # another file of that name leaves the mapped one whole
+    assert bytes(folder.read("b.bin")) == b"old content"
+    (tmp_path / "b.bin").unlink()
+    assert bytes(folder.read("b.bin")) == b"old content"
 
 
 def test_a_file_is_there_whole_or_not_at_all(folder: Storage) -> None:
