@@ -351,6 +351,20 @@ def in_own_process() -> int:
             raise
 
 
+def how_to_resume(checkpoint: Path) -> str:
+    """Say how a training goes on from its latest checkpoint: the whole command, unless a launcher starts its ranks."""
+    if not HydraConfig.initialized():  # a program of the user's own
+        return f"resume with ckpt_path={checkpoint}"
+    folder = f"hydra.run.dir={quoted(str(output_dir()))}"
+    if in_sweep():
+        folder = f"hydra.sweep.dir={quoted(HydraConfig.get().sweep.dir)}"
+    set_anew = (folder.partition("=")[0], "ckpt_path")
+    given = [word for word in sys.argv if word.lstrip("+").partition("=")[0] not in set_anew]
+    if job_name():
+        return f"resume with the same command and {folder} ckpt_path=auto"
+    return f"resume with: {shlex.join(['python', *map(public, given), folder, 'ckpt_path=auto'])}"
+
+
 def quiet_libraries() -> None:
     """Silence libraries: their progress bars for loading weights and their hints would drown ours."""
     import transformers  # seconds, which prompts and --help do without

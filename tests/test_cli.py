@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -564,10 +565,12 @@ def test_a_stopped_training_says_how_to_go_on(world: World, tmp_path: Path, stop
     process.send_signal(stop)
     error = process.communicate()[1]
     assert process.returncode == 130
-    last = tmp_path / "checkpoints" / "last.ckpt"
-    assert error.splitlines()[-1] == f"error: stopped by a signal; resume with ckpt_path={last}"
-    done = run_script("train", *settings, f"ckpt_path={last}", "trainer.max_epochs=3")
-    assert done.returncode == 0, done.stderr
+    said, _, command = error.splitlines()[-1].partition(" resume with: ")
+    assert said == "error: stopped by a signal;"
+    done = run_script("train", *shlex.split(command)[2:], "trainer.max_epochs=3")  # the last of two values counts
+    assert done.returncode == 0 and "resumed at step " in done.stderr, done.stderr
+    [steps] = re.findall(r"resumed at step (\d+) of (\d+)", done.stderr)
+    assert int(steps[0]) > 0 and int(steps[1]) == read_sealed_json(tmp_path / "result.json", made_by="")["steps"]
 
 
 @pytest.mark.slow

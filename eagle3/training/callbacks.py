@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint, T
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from eagle3.adapters.lightning import skip_sigterm_broadcast, unfinished_epoch
+from eagle3.cli import how_to_resume
 from eagle3.data.loader import PackLoader
 from eagle3.data.pack import Batch
 from eagle3.errors import Interrupted
@@ -179,6 +180,8 @@ class LastCheckpoint(Checkpoint):
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.handlers = {number: signal.signal(number, self._remember) for number in (signal.SIGINT, signal.SIGTERM)}
         self.due_step, self.saved_at = trainer.global_step, time.monotonic()
+        if trainer.global_step:
+            log.info("resumed at step %d of %s", trainer.global_step, trainer.estimated_stepping_batches)
         skip_sigterm_broadcast(trainer)  # a host sync in every step; ranks agree in _signalled_anywhere instead
 
     def on_train_batch_end(
@@ -197,7 +200,7 @@ class LastCheckpoint(Checkpoint):
     # A signal ends the run only here, after the step that was saved has been logged.
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Batch, batch_idx: int) -> None:
         if self.stop is Stop.SAVED:
-            raise Interrupted(f"stopped by a signal; resume with ckpt_path={self.path}")
+            raise Interrupted(f"stopped by a signal; {how_to_resume(self.path)}")
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         with unfinished_epoch(trainer, at_validation=validates(trainer, trainer.fit_loop.epoch_loop.batch_idx)):
