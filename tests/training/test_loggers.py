@@ -279,6 +279,19 @@ def test_the_best_checkpoint_is_an_artifact_when_asked_for_and_a_resume_continue
     assert all(f"head-{name}".encode() in record.read_bytes() for record in records)
 
 
+@pytest.mark.slow
+def test_a_restart_from_the_copies_continues_the_same_wandb_run_and_curves(tmp_path: Path, store_path: Path) -> None:
+    options = ("logger=wandb", "logger.wandb.offline=true", f"checkpoint_copies={tmp_path}/copies", "ckpt_path=auto")
+    every = ("data.pack_tokens=48", "trainer.log_every_n_steps=1")
+    train(store_path, tmp_path / "pod 1", *options, *every)
+    train(store_path, tmp_path / "pod 2", *options, *every, "trainer.max_epochs=2")
+    ids = [(tmp_path / pod / "run_id").read_text() for pod in ("pod 1", "pod 2")]
+    [record] = (tmp_path / "pod 2/wandb").glob("offline-run-*/*.wandb")
+    assert ids[0] == ids[1] and record.stem == f"run-{ids[0]}"
+    steps = [[int(row["step"]) for row in rows(tmp_path / pod) if row["train/loss"]] for pod in ("pod 1", "pod 2")]
+    assert steps[1] == [*range(len(steps[1]))] and steps[0] == steps[1][: len(steps[0])] != steps[1]
+
+
 def test_online_the_store_is_an_input_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
