@@ -127,8 +127,9 @@ class Chat:
 
     def returned(self, text: str) -> str:
         """Return the content of an answer that is given as text: what `answer_text` returns for its tokens."""
-        parsed = self.settings["reasoning_parser"] is not None and self.reasoning is not None
-        return self.reasoning.content(text) if parsed and self.reasoning.is_one_span(text) else text
+        if self.settings["reasoning_parser"] is None or self.reasoning is None or not self.reasoning.is_one_span(text):
+            return text
+        return self.reasoning.content(text)
 
     def _behind_reasoning(self, answer_ids: list[int]) -> str | None:
         assert self.reasoning is not None

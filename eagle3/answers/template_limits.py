@@ -67,12 +67,12 @@ def _render_all(template: str, variables: dict[str, Any], cpu_seconds: int) -> i
         content = [{"type": "text", "text": text}] if in_parts else text
         messages = [{"role": role, "content": content} for role in roles * times]
         try:
-            [rendered], _ = render_jinja_template([messages], chat_template=template, **options, **variables)
+            rendered = render_jinja_template([messages], chat_template=template, **options, **variables)[0]
         except MemoryError:
             return TOO_LARGE
         except Exception:  # refused: each conversation of a run shows it
             continue
-        if len(rendered) > MOST_CHARACTERS:
+        if len(rendered[0]) > MOST_CHARACTERS:
             return TOO_LONG
     return 0
 

@@ -305,16 +305,13 @@ def choose_engine(config: DictConfig, stages: Sequence[str]) -> None:
 
 
 def huggingface_instead_of(auto: DictConfig) -> DictConfig:
-    """Return the option answers/huggingface, of the user's own --config-dir if it has one, with the values given for
-    `auto` as far as it takes them; a warning names the others."""
+    """Return the option answers/huggingface, of the user's own --config-dir if it has one; a warning names the values
+    given for `auto` that it does not take."""
     files = (Path(folder) / "answers" / "huggingface.yaml" for folder in (*cli.own_config_dirs(), cli.CONF))
-    chosen = OmegaConf.load(next(file for file in files if file.is_file()))
-    assert isinstance(chosen, DictConfig)
-    usual = OmegaConf.load(Path(cli.CONF) / "answers" / "sglang.yaml")
-    for key in (key for key in auto if key != "name" and auto[key] != usual.get(key)):
-        if key in chosen:
-            chosen[key] = auto[key]
-        else:
+    chosen, usual = OmegaConf.load(next(filter(Path.is_file, files))), OmegaConf.load(f"{cli.CONF}/answers/sglang.yaml")
+    assert isinstance(chosen, DictConfig) and isinstance(usual, DictConfig)
+    for key in auto:
+        if key not in chosen and auto[key] != usual.get(key):
             log.warning(
                 "answers.%s=%s has no effect: answers=auto chose Hugging Face; leave it out, or give answers=sglang",
                 key, auto[key],

@@ -241,6 +241,16 @@ def test_reasoning_that_the_prompt_opens_and_nothing_closes_is_refused(tmp_path)
     assert refusals(chat, user("2+2?"), assistant("Easy.[/THINK]Four.")) == [None]
 
 
+@pytest.mark.parametrize(("parser", "shown"), [("auto", "Four."), (None, "<think>Easy.</think>Four.")])
+def test_earlier_answers_are_in_a_prompt_as_the_server_returned_them(tmp_path, parser, shown):
+    turn = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{# <think> </think> #}"
+    chat = make_chat("qwen2_5", template=loop(tmp_path, turn), reasoning_parser=parser)
+    answer = assistant("<think>Easy.</think>Four.")
+    first, second = answer_rows(chat, [user("2+2?"), answer, user("Sure?"), answer])
+    assert decode(chat, first.answer_ids) == decode(chat, second.answer_ids) == "<think>Easy.</think>Four.<|im_end|>"
+    assert f"assistant\n{shown}<|im_end|>" in decode(chat, second.prompt_ids)
+
+
 @pytest.mark.parametrize(
     ("written", "content"),
     [
