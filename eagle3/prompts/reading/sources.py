@@ -4,6 +4,7 @@ import glob
 import logging
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
