@@ -92,7 +92,7 @@ def files_of(out_dir: Path) -> dict[str, bytes]:
 def test_a_target_alone_gives_as_many_prompts_as_are_asked_for_and_answers_them(run: Run, sampled: list[int]) -> None:
     out_dir = run("prompts.limit=12", stages="[prompts,answers]")
     prompts, rows = prompts_of(out_dir), [*read_jsonl(out_dir / "answers" / "answers.jsonl")]
-    assert len(prompts) == 12 and [row["prompt_id"] for row in rows] == [prompt["id"] for prompt in prompts]
+    assert len(prompts) == 12 and {row["prompt_id"] for row in rows} == {prompt["id"] for prompt in prompts}
     assert {(prompt["source"], prompt["license"]) for prompt in prompts} == {("target", "output of the target")}
     source = ledger_of(out_dir)["sources"]["target"]
     samples = samples_of(out_dir)
