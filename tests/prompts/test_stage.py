@@ -159,7 +159,9 @@ def test_the_report_is_made_from_the_ledger_alone_which_accounts_for_every_row(p
     assert (tmp_path / "again" / "report.md").read_text() == report
     assert "| chats | EMAIL_ADDRESS | 1 |" in report and "jane" not in report
     assert "Policy `patterns`. Identifiers and secrets were looked for" in report
-    assert "**NOT detected: LOCATION, ORGANIZATION, PERSON, STREET_ADDRESS; detected only in part" in report
+    assert (
+        "**NOT detected: COORDINATES, LOCATION, ORGANIZATION, PERSON, STREET_ADDRESS; detected only in part" in report
+    )
 
 
 def test_answered_prompts_are_not_replaced_by_others(prepare, tmp_path):

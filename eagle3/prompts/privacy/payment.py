@@ -77,7 +77,10 @@ bank_accounts = Pattern(  # account, routing and sort numbers near such a word; 
         "aba", "routing", "bank account", "konto ?(?:nummer|nr)", "bankkonto",
         r"num[ée]ro de compte", "compte bancaire", "rib", "cuenta(?: bancaria| corriente)?", r"n[úu]mero de cuenta",
         r"conto corrente", r"numero di conto", "rekening(?:nummer)?", "bankrekening",
-        r"conta(?: corrente| banc[áa]ria)", "ccc", "खाता संख्या", "银行账号", "口座番号",
+        r"conta(?: corrente| banc[áa]ria)", "ccc", "clabe", "bsb", "nuban", "ifsc", "giro(?:konto)?",
+        "(?:bank|plus)giro",
+        r"num[eé]r (?:konta|rachunku)", r"[čc][íi]slo [úu][čc]tu", "kontonummer", r"банковск\w{2,4} сч[её]т\w*",
+        r"(?:checking|savings|current) account", "direct deposit", "खाता संख्या", "银行账号", "口座番号",
     ),
 )  # fmt: skip
 

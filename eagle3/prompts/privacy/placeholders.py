@@ -15,7 +15,7 @@ DOMAINS = re.compile(
     r"(?:.+\.)?(?:example(?:\.[a-z]{2,3}){1,2}|[^.]+\.(?:example|test|invalid|localhost|local)|localhost"
     r"|users\.noreply\.github\.com|contoso\.com|fabrikam\.com|adventure-works\.com|northwindtraders\.com"
     r"|(?:your|my|some)[-_]?(?:domain|company|site|website|organi[sz]ation|org|mail|email|server|host|app)\.[a-z.]{2,8}"
-    r"|domain\.(?:com|org|net|tld))",
+    r"|domain\.(?:com|org|net|tld)|(?:test|foo|bar|baz|sample|fake|dummy|[a-z])\.(?:com|org|net|io|dev|co|de))",
     re.IGNORECASE,
 )
 
@@ -46,7 +46,35 @@ def _url(value: str) -> bool:
     return host == "localhost" or host.startswith("127.") or DOMAINS.fullmatch(host) is not None
 
 
-PLACEHOLDERS: dict[str, Callable[[str], bool]] = {"EMAIL_ADDRESS": _email, "IP_ADDRESS": _address, "URL_PASSWORD": _url}
+# What payment firms publish for tests (Stripe, PayPal, Adyen, Braintree, Worldpay). Stripe's have the prefix 4000 00.
+TEST_CARDS = frozenset(
+    """
+    4242424242424242 4000056655665556 4111111111111111 4012888888881881 4222222222222 4005519200000004 4009348888881881
+    4012000033330026 4012000077777777 4500600000000061 4166676667666746 4988438843884305 4917610000000000
+    4444333322221111 4911830000000 4917300800000000 4032035809742661 4263982640269299 4263970000005262
+    4000002500003155 4000002760003184 5555555555554444 2223003122003222 5200828282828210 5105105105105100
+    5454545454545454 2222400070000005 5500000000000004 5577000055770004 5100290029002909 2223000048400011
+    5424000000000015 5425233430109903 2222420000001113 378282246310005 371449635398431 378734493671000 340000000000009
+    370000000000002 374245455400126 6011111111111117 6011000990139424 6011981111111113 6011000000000004
+    6011601160116611 3056930009020004 36227206271667 30569309025904 38520000023237 30000000000004 3566002020360505
+    3530111333300000 3088000000000009 6555900000604105 6200000000000005 6200000000000047 6205500000000000004
+    6759649826438453 6304000000000000 201400000000009
+    """.split()  # noqa: SIM905
+)
+FEW_DIGITS = 3  # different ones: 4000 0000 0000 0002 and the like
+
+
+def _card(value: str) -> bool:
+    digits = re.sub(r"\D", "", value)
+    return digits in TEST_CARDS or digits.startswith("400000") or len(set(digits)) <= FEW_DIGITS
+
+
+PLACEHOLDERS: dict[str, Callable[[str], bool]] = {
+    "EMAIL_ADDRESS": _email,
+    "IP_ADDRESS": _address,
+    "URL_PASSWORD": _url,
+    "CREDIT_CARD": _card,
+}
 DOMAIN = re.compile(r"(?:@|%40|://(?:[^/@]*@)?)([^/:?#\s@]+)")  # of an email address or a URL
 
 

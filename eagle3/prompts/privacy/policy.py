@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Unpack, get_args
 
 from eagle3.errors import InputError
-from eagle3.prompts.privacy import contact, ids, network, passwords, payment, secrets
+from eagle3.prompts.privacy import contact, ids, network, passwords, payment, secrets, wallets
 from eagle3.prompts.privacy.contact import Phones
 from eagle3.prompts.privacy.names import IN_PROSE, ONLY_BY_MODEL, REQUIRED, NameModel
 from eagle3.prompts.privacy.placeholders import Allowed
@@ -22,7 +22,9 @@ ACTIONS = get_args(Action)
 
 # Of equal findings the first recogniser's counts; phone numbers come between FIRST and LAST.
 FIRST = [*contact.RECOGNISERS, *payment.RECOGNISERS, *ids.RECOGNISERS, *network.RECOGNISERS]
-LAST = [*secrets.RECOGNISERS, *passwords.RECOGNISERS]
+LAST = [*wallets.RECOGNISERS, *secrets.RECOGNISERS, *passwords.RECOGNISERS]
+BY_NOTHING = ("COORDINATES",)  # of a home as of any monument
+NO_CHECKSUM = "CRYPTO_WALLET without a checksum"  # found next to words such as wallet
 BETWEEN_MESSAGES = "\n\n"  # no number continues across it, but words of one message are context for the next
 
 # One character for one, so that spans stay valid: digits of every script, full-width forms, dashes and blanks.
@@ -112,8 +114,8 @@ class Privacy:
         if self.policy == "off":
             return {"unseen": ["all"], "partly_seen": []}
         by_model = set(self.model.actions if self.model else ())
-        partly_seen = [] if IN_PROSE in by_model else [f"{IN_PROSE} in prose"]
-        return {"unseen": sorted(ONLY_BY_MODEL - by_model), "partly_seen": partly_seen}
+        partly_seen = [NO_CHECKSUM, *([] if IN_PROSE in by_model else [f"{IN_PROSE} in prose"])]
+        return {"unseen": sorted({*BY_NOTHING, *ONLY_BY_MODEL} - by_model), "partly_seen": partly_seen}
 
     def _check_policy(self) -> None:
         spots = self.blind_spots()

@@ -78,8 +78,9 @@ def with_model(folder: Path, *overrides: str, policy: str = "strict"):
 
 def test_strict_runs_with_a_model_of_persons_and_places_and_says_what_it_does_not_see(folder, caplog):
     strict = with_model(folder)
-    assert strict.blind_spots() == {"unseen": ["ORGANIZATION"], "partly_seen": ["PASSWORD in prose"]}
-    assert "NOT detected: ORGANIZATION; detected only in part: PASSWORD in prose" in caplog.text
+    in_part = ["CRYPTO_WALLET without a checksum", "PASSWORD in prose"]
+    assert strict.blind_spots() == {"unseen": ["COORDINATES", "ORGANIZATION"], "partly_seen": in_part}
+    assert "NOT detected: COORDINATES, ORGANIZATION; detected only in part: CRYPTO_WALLET" in caplog.text
     assert "add prompts/privacy/model" not in caplog.text
     verdict = strict(prompt("my name is ada lovelace . i live at elm road in london"))
     assert verdict.reason == "personal data: LOCATION, PERSON, STREET_ADDRESS"

@@ -167,6 +167,9 @@ def test_what_is_to_be_dropped_is_dropped_also_inside_a_longer_finding(action):
         ("the server runs on 127.0.0.1:8080", "IP_ADDRESS"),
         ("listen on fe80::1:2 and 2001:db8::17", "IP_ADDRESS"),
         ("DATABASE_URL=postgres://admin:s3cr3t99@localhost:5432/app", "URL_PASSWORD"),
+        ("assert parse('foo@bar.com')", "EMAIL_ADDRESS"),
+        ("pay with 4242 4242 4242 4242", "CREDIT_CARD"),
+        ("the card 4000 0025 0000 3155 is declined", "CREDIT_CARD"),
     ],
 )
 def test_placeholders_pass_and_are_counted_unless_switched_off(privacy, text, entity):
@@ -197,11 +200,17 @@ def test_a_teams_own_values_and_domains_pass_and_are_counted():
 
 
 def test_patterns_says_loudly_what_it_cannot_see_and_what_it_sees_in_part(caplog):
-    unseen = ["LOCATION", "ORGANIZATION", "PERSON", "STREET_ADDRESS"]
-    assert build_privacy().blind_spots() == {"unseen": unseen, "partly_seen": ["PASSWORD in prose"]}
+    unseen = ["COORDINATES", "LOCATION", "ORGANIZATION", "PERSON", "STREET_ADDRESS"]
+    assert build_privacy().blind_spots() == {
+        "unseen": unseen,
+        "partly_seen": ["CRYPTO_WALLET without a checksum", "PASSWORD in prose"],
+    }
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert f"NOT detected: {', '.join(unseen)}; detected only in part: PASSWORD in prose" in record.getMessage()
+    assert (
+        f"NOT detected: {', '.join(unseen)}; detected only in part: CRYPTO_WALLET without a checksum, PASSWORD in prose"
+        in record.getMessage()
+    )
 
 
 def test_off_looks_for_nothing_and_says_so(caplog):

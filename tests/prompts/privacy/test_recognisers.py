@@ -67,6 +67,17 @@ FOUND = {
         "check if my account number ⟦96232004⟧ is still ok? thx", '{"número_de_cuenta": "⟦14608295⟧"}',
         "cuenta ⟦12341234161234567890⟧", "cuenta ⟦1234123417123456789⟧",
     ],
+    "CRYPTO_WALLET": [  # addresses of documentation, of foundations, or made here
+        "pay ⟦1A1zP1eP5QGefi2DMPTfTL5SLmv7DivfNa⟧ now",
+        "tip: ⟦bc1qw508d6qejxtdg4y5r3zarvary0c5xw7kv8f3t4⟧", "⟦BC1QW508D6QEJXTDG4Y5R3ZARVARY0C5XW7KV8F3T4⟧ in caps",
+        "to ⟦bc1p0xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vqzk5jj0⟧!",
+        "my wallet is ⟦0x52908400098527886E0F7030069857D2E4169EE7⟧, is it right?",
+        "⟦15oF4uVJwmo4TdGW7VfQxNLavjCXviqxT9S1MgbjMNHr6Sp5⟧ on Polkadot",
+        "⟦GA7QYNF7SOWQ3GLR2BGMZEHXAVIRZA4KVWLTJJFC7MGXUA74P7UJVSGZ⟧ on Stellar",
+        "⟦EQCD39VS5jcptHL8vMjEXrzGaRcCVYto7HUn4bpAOg8xqB2N⟧ on TON",
+        "donate ⟦44AFFq5kSiGBoZ4NMDwYtN18obc8AemS33DBLWs3H7otXft3XjrpDtQGv7SqSsaBYBb98uNbr2VBBEt7f2wfn3RVGQBEP3A⟧",
+        "my Solana wallet ⟦7EcDhSYGxXyscszYEp35KHN8vvw3svAuLKTzXwCFLtV⟧ is empty",
+    ],
     "US_SSN": [
         'record = {"ssn": "⟦140-94-2831⟧"}', "my Social Security # ⟦315 44 0069⟧ is refused",
         "name,ssn\nAnna,⟦123456788⟧\nTom,⟦123456789⟧",
@@ -157,6 +168,11 @@ FOUND = {
         "⟦PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: none\nComment: a\nPublic-Lines: 2\n"
         "AAAAC3NzaC1lZDI1NTE5AAAAIFkq0yLz5n7V3Tn0s9bX1mQe\nPrivate-Lines: 1\nAAAAIGsq\nPrivate-MAC: 0f⟧",
         f"Why does '⟦{PEM}⟧' not work?",
+        "my key ⟦5HueCGU8rMjxEXxiPuD5BDku4MkFqeZyd4dZ1jvhTVqvbTLvyTJ⟧ does not import",
+        f"private key: ⟦0x{HEX}{HEX}⟧",
+        "My seed phrase is ⟦legal winner thank year wave sausage worth useful legal winner thank yellow⟧ and it fails",
+        "Recovery phrase: 1. ⟦legal 2. winner 3. thank 4. year 5. wave 6. sausage 7. worth 8. useful 9. legal 10. winner"
+        " 11. thank 12. yellow⟧",
     ],
     "URL_PASSWORD": ['"url": "⟦redis://:3cXHxAzfQ3@db3.firma-nord.de⟧:6379/main"'],
     "PASSWORD": [
@@ -201,6 +217,10 @@ PASSES = [
     "git clone git@github.com:org/repo.git", "127.0.0.1 ::1 192.0.2.7 198.51.100.7 203.0.113.7 2001:db8::7",
     "a@example.com", "550e8400-e29b-41d4-a716-446655440000", "d41d8cd98f00b204e9800998ecf8427e",
     "pip install x==1.26.4.0", "noreply@web.de", "commit 356a192b7913b04c54574d18c28d46e6395428ab", "x = data[10::2]",
+    "QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWKPUhz",  # a hash of IPFS, which has no checksum
+    "the null address 0x000000000000000000000000000000000000dEaD", "0x52908400098527886E0F7030069857D2E4169EE7",
+    f"sha256 {HEX}{HEX}", "1A1zP1eP5QGefi2DMPTfTL5SLmv7DivfNb", "bc1qw508d6qejxtdg4y5r3zarvary0c5xw7kv8f3t5",
+    "how does a seed phrase work and what happens when someone loses their phone without any backup of these words",
     "3.141592653589793", "1700000000000", "2024-01-15T10:30:00Z", "std::vector<abc::def> v;", "x4111111111111111",
     "0.4111111111111111", "5a4111111111111111b", "a1b2-4111111111111111", "12345678Z9", "id_529982247-25",
     "weights@x.transpose", "", "--- PASS: TestParseConfig2 (0.00s)", "PASS: test_login_2", "PASS: tests/unit-01.sh",
