@@ -84,7 +84,8 @@ def test_a_retried_answer_after_a_kill_in_features_costs_no_finished_shard(
     before = shards(tmp_path)
     assert len(before) == 6 and not (tmp_path / "dir/features/manifest.json").exists()  # three shards
     late_fails.undo()
-    run("features.shard_mb=0.01")
+    (tmp_path / "moved").symlink_to(ASSETS / "tiny")
+    run("features.shard_mb=0.01", f"target.path={tmp_path}/moved")  # the same target in another folder
     assert open_store(tmp_path / "dir/features").manifest.samples == 4 and before.items() < shards(tmp_path).items()
 
 
