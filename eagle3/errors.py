@@ -11,7 +11,12 @@ MAKE_PROMPTS = (
 
 
 class InputError(ValueError):
-    """Bad config or bad data: the message names the config key or row, the value, the rule and how to fix it."""
+    """Bad config or bad data: the message names the config key or row, the value, the rule and how to fix it.
+
+    It is one line; what would steer a terminal, such as an escape in the name of a tensor, is shown as an escape."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(escaped(message))
 
 
 class Interrupted(Exception):
@@ -21,6 +26,11 @@ class Interrupted(Exception):
 def first_line(error: BaseException) -> str:
     """Return that of the message, else the error's name."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def escaped(text: str) -> str:
+    """Return a text from a file with escapes for line breaks and whatever else does not print."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def printable(text: str) -> str:

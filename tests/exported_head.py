@@ -137,7 +137,7 @@ def save_checkpoint(path: Path, trained: TrainedHead) -> Path:
     }
     simulated = {f"{SIMULATED}{steps}": value for steps, value in record.simulated_accept_length.items()}
     facts = {
-        "format_version": 1,
+        "format_version": 2,
         "kind": record.kind,
         "head_config": asdict(trained.head.config),
         "ttt_steps": record.ttt_steps,

@@ -80,9 +80,9 @@ def find_file(path: str, name: str, revision: str | None) -> str | None:
         return None
 
 
-def knows_quantization(method: Any) -> bool:
+def knows_quantization(method: str) -> bool:
     """Say whether transformers loads weights of this `quant_method`."""
-    return method in AUTO_QUANTIZATION_CONFIG_MAPPING
+    return not {method, f"{method}_4bit"}.isdisjoint(AUTO_QUANTIZATION_CONFIG_MAPPING)
 
 
 def text_part(config: PreTrainedConfig) -> PreTrainedConfig:

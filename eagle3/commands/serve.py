@@ -14,10 +14,11 @@ from eagle3 import cli
 from eagle3.answers.build import chat_of
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
-from eagle3.head_files.files import MAKE_HEAD, read_files
+from eagle3.head_files.files import MAKE_HEAD, read_files, read_without_weights
 from eagle3.head_files.finding import Finding, findings_table, has_errors, require_no_errors
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.checks import check_export, check_head
+from eagle3.serving.check.origin import warn_of_precision
 from eagle3.serving.check.prompts import file_prompts, longest_prompt, prompt_source
 from eagle3.serving.compare.heads import head_folders, require_comparable
 from eagle3.serving.compare.run import compare
@@ -36,8 +37,9 @@ from eagle3.settings.serving import (
 )
 from eagle3.storage.files import write_json
 from eagle3.storage.lock import hold
+from eagle3.storage.replace import replacing
 from eagle3.target.files import TargetFiles, read_target_files
-from eagle3.target.model import load_target
+from eagle3.target.model import NotLoadable, load_target
 
 log = logging.getLogger(__name__)
 MEASURED = ("compare", "bench", "tune")  # actions that write their results into the folder of the run
@@ -55,12 +57,13 @@ def export_head(config: DictConfig) -> None:
     prompt_source(**cli.plain(config.prompts))
     head = Path(config.head)
     require_findings_apart(config.findings, head)
+    export.require_replaceable(head)
     trained = export.read_trained(export.find_checkpoint(run=config.run, checkpoint=config.checkpoint))
     context = trained.target_config.max_position_embeddings
     longest_prompt(context, max_new_tokens=how.max_new_tokens, steps=how.steps)
-    with export.atomic_folder(head) as new:  # what is there stays until this head is checked
+    with replacing(head) as new:  # what is there stays until this head is checked
         measurer = exports_measurer(config, trained)
-        export.export_head(trained, new, versions=cli.provenance())
+        export.write_head(trained, new, versions=cli.provenance())
         findings = check_export(trained, new, measurer)
         write_card(read_files(new), trained.settings, draft_of(config))
         if has_errors(findings):
@@ -85,7 +88,10 @@ def exports_measurer(config: DictConfig, trained: export.TrainedHead) -> Measure
         if config.target.path is not None:
             raise
         return f"{absent} (target.path is the one recorded at training)"
-    return make_measurer(config, target)
+    try:
+        return make_measurer(config, target)
+    except NotLoadable as reason:  # only SGLang reads it, as it has for answers and features
+        return str(reason)
 
 
 def check(config: DictConfig) -> None:
@@ -95,6 +101,7 @@ def check(config: DictConfig) -> None:
 
 def decode(config: DictConfig) -> None:
     measurer = make_measurer(config, cli.plain(config.target))
+    warn_of_precision(read_without_weights(config.head), measurer.target.identity)
     print(json.dumps(asdict(measurer.measured(Path(config.head), measurer.prompts(None), lossless=True))))
 
 

@@ -67,6 +67,7 @@ def draft_flags(draft: Draft) -> dict[str, Any]:
     return {
         "speculative-algorithm": "EAGLE3",
         "speculative-draft-model-path": draft.head,
+        "speculative-draft-model-quantization": "unquant",  # else a head is loaded as the target's flag says
         "speculative-num-steps": steps,
         "speculative-eagle-topk": topk,
         "speculative-num-draft-tokens": tokens,
@@ -74,6 +75,12 @@ def draft_flags(draft: Draft) -> dict[str, Any]:
         "speculative-adaptive": draft.adaptive is not None,
         "speculative-adaptive-config": draft.adaptive,
     }
+
+
+def stated_dtype(settings: LaunchSettings) -> str | None:
+    """Return the dtype that SGLang is told for target and head; None where it takes each one's own."""
+    stated = _extra_flags(settings, speculative=True).get("dtype", settings.dtype)
+    return None if stated in (None, "auto") else str(stated)
 
 
 def _extra_flags(settings: LaunchSettings, *, speculative: bool) -> dict[str, Any]:

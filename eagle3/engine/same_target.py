@@ -11,7 +11,7 @@ import aiohttp
 from eagle3.engine.client import RequestRefused, ServerFailed
 from eagle3.engine.endpoint import Endpoint, Request
 from eagle3.errors import InputError, printable
-from eagle3.target.model import config_hash
+from eagle3.target.files import config_hash
 
 log = logging.getLogger(__name__)
 

@@ -34,6 +34,11 @@ INSTALL = (
 )
 INSTALL_TO_CAPTURE = "install SGLang 0.5.17 in the environment of launch.python, or take features=huggingface"
 
+# model_type of the text part of targets whose classes take the layer ids of a head for outputs of layers only if the
+# first is 1: set_eagle3_layers_to_capture of DeepseekV2ForCausalLM and Glm4MoeLiteForCausalLM. The first is also the
+# class of kimi_k2, glm_moe_dsa and Mistral Large 3, and the text part of kimi_k25, kimi_vl and dots_vlm.
+IDS_BY_FIRST = ("deepseek", "kimi", "glm_moe_dsa", "glm4_moe_lite", "dots_vlm", "mistral_large")
+
 # Neither imports sglang: that takes half a minute, and the log of a failed start says what is wrong with it.
 PROBE = """
 import importlib.metadata, importlib.util
@@ -104,6 +109,11 @@ def require_capture(version: str) -> None:
     if numbers(version) > NEWEST:
         log.warning("features.engine: SGLang %s is newer than 0.5.23, the newest that was read; if it does not start, "
                     "or its hidden states are refused, install 0.5.17", version)  # fmt: skip
+
+
+def takes_ids_for_inputs(model_type: str, layer_ids: Sequence[int]) -> bool:
+    """Say whether SGLang captures the inputs of a head's `layer_ids`, where it takes them for outputs as a rule."""
+    return model_type.startswith(IDS_BY_FIRST) and layer_ids[0] != 1
 
 
 def capture_flags(

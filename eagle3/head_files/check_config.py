@@ -3,17 +3,20 @@
 import math
 from collections.abc import Iterator
 
-from eagle3.head.eagle3 import has_norm_before_fc, rope_of
+from eagle3.head.eagle3 import EAGLE3, has_norm_before_fc, rope_of
 from eagle3.head_files.files import ARCHITECTURE, NESTED, HeadFiles
-from eagle3.head_files.finding import Problem, TargetFacts
-from eagle3.head_files.format import VOCABULARY_MAPS, head_config
-from eagle3.head_files.servers import summary
+from eagle3.head_files.finding import Level, Problem, TargetFacts
+from eagle3.head_files.format import VOCABULARY_MAPS, head_config, kind_of
+from eagle3.head_files.servers import obstacles, summary
 from eagle3.target.facts import context_factor
 
 
 def check_servers(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """SGLang, vLLM and llama.cpp can serve the head."""
-    yield "ok", summary(files)
+    of_sglang, *of_others = obstacles(files).values()
+    unservable = all([of_sglang, *of_others])
+    launched = facts.launch_dtype is not None  # by SGLang
+    yield "error" if launched and of_sglang else "warning" if unservable else "ok", summary(files)
 
 
 def check_layout(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
@@ -30,15 +33,18 @@ def check_layout(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 def check_model(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """Architecture and sizes are those that a server builds for this target."""
     config = files.config
+    for key in ("hidden_size", "vocab_size"):
+        if config.get(key) != getattr(facts.config, key):
+            found = f"{key}={config.get(key)}, this target has {getattr(facts.config, key)}"
+            yield "error", f"{found}: it is a head of another target; give the target that it was trained on"
+    if kind_of(files) is not EAGLE3:  # check_servers says that no server knows it
+        head_config(files)
+        return
     if config.get("architectures") != [ARCHITECTURE]:
         found = config.get("architectures")
         yield "error", f"architectures={found}: SGLang would build another model; set it to ['{ARCHITECTURE}']"
     if config.get("model_type") != "llama":
         yield "error", f"model_type={config.get('model_type')}: SGLang's head needs a llama config; set it to llama"
-    for key in ("hidden_size", "vocab_size"):
-        if config.get(key) != getattr(facts.config, key):
-            found = f"{key}={config.get(key)}, this target has {getattr(facts.config, key)}"
-            yield "error", f"{found}: it is a head of another target; give the target that it was trained on"
     if config.get("tie_word_embeddings"):
         yield "error", "tie_word_embeddings=true: SGLang drafts with the target's embedding as lm_head; set it false"
     if config.get("hidden_act", "silu") != "silu":
@@ -49,6 +55,8 @@ def check_model(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 def check_options(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """config.json asks for nothing that SGLang's draft layer does not compute."""
     config = files.config
+    if kind_of(files) is not EAGLE3:
+        return
     if config.get("norm_before_residual"):
         yield (
             "error",
@@ -114,7 +122,7 @@ def check_context(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 
 
 def check_dtype(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
-    """config.json and the tensors are in the target's dtype."""
+    """The server runs the head in the target's dtype, which config.json and the tensors are in."""
     stated = files.config.get("dtype") or files.config.get("torch_dtype")
     stored = {
         str(tensor.dtype).removeprefix("torch.")
@@ -124,13 +132,20 @@ def check_dtype(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     if facts.dtype is None:
         yield "skipped", "the target's config.json names no dtype"
         return
-    if stated != facts.dtype:
-        taken = {None: "float16", "float32": "float16"}.get(stated, stated)
+    served = _runs_in(stated)
+    if served != _runs_in(facts.dtype) and facts.launch_dtype in (None, "auto"):
+        level: Level = "error" if facts.launch_dtype == "auto" or served != stated else "warning"
+        set_it = "" if files.record else f"set it to {facts.dtype}, or "  # a record has the sha256 of config.json
         yield (
-            "error",
-            f"dtype={stated}, the target's is {facts.dtype}: unless --dtype is given SGLang runs the head in {taken}; "
-            f"set it to {facts.dtype}",
+            level,
+            f"dtype={stated}, the target's is {facts.dtype}: by itself SGLang runs the head in {served}, which the "
+            f"target's states do not fit; {set_it}serve both with launch.dtype={facts.dtype}",
         )
-    if stored - {facts.dtype}:
+    if stored - {stated} and stated is not None:
         found = ", ".join(sorted(stored))
-        yield "warning", f"tensors are {found}: SGLang rounds them to {facts.dtype}; store them so"
+        yield "warning", f"tensors are {found}: SGLang rounds them to the dtype that it runs the head in; store them so"
+
+
+def _runs_in(dtype: str | None) -> str:
+    """Return the dtype that SGLang runs a model in by itself."""
+    return dtype if dtype in ("bfloat16", "float16") else "float16"

@@ -16,6 +16,7 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.head_files.record import HeadRecord, read_record
 from eagle3.storage.files import read_json, sha256_file
+from eagle3.storage.replace import put_right
 
 USUAL_CAPTURED_LAYERS = 3  # where config.json does not say how many
 ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -127,6 +128,7 @@ def read_without_weights(path: str | Path) -> HeadFiles:
             f"head={path} is no folder here; make it with: {MAKE_HEAD}, or, if it is a head on the Hugging Face hub, "
             f"get it with: hf download {path} --local-dir HEAD"
         )
+    put_right(folder)  # after an export that was killed
     config = read_json(folder / "config.json", made_by=MAKE_HEAD)
     files = HeadFiles(folder, _flat(config), config, {}, read_record(folder, made_by=MAKE_HEAD))
     _require_same_layers(files)

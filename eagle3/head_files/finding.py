@@ -14,7 +14,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from eagle3.errors import InputError
+from eagle3.errors import InputError, escaped
 from eagle3.head_files.files import MAKE_HEAD, HeadFiles
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
@@ -32,15 +32,21 @@ class Finding:
     level: Level
     message: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", escaped(self.message))  # it may quote a file
+
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFacts:
-    """Facts about the target that the checks need; None: not at hand."""
+    """Facts about the target that the checks need; None: not at hand.
+
+    `launch_dtype` is that of the server that is about to start; None: no server starts now."""
 
     config: TargetConfig
     dtype: str | None
     identity: TargetIdentity | None
     embedding: Float[Tensor, "V H"] | None
+    launch_dtype: str | None = None
 
 
 Problem = tuple[Level, str]

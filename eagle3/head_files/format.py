@@ -9,7 +9,6 @@ and llama.cpp read them.
 Shapes: V target vocabulary, D draft vocabulary.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,8 @@ from eagle3.head.draft_head import DraftHead, HeadConfig, WithoutValues
 from eagle3.head.draft_vocab import from_offsets, membership, to_offsets
 from eagle3.head.eagle3 import EAGLE3, Eagle3, has_fc_norm, has_norm_before_fc, rope_of
 from eagle3.head.registry import kind_named, kind_of_architecture
-from eagle3.head_files.files import ARCHITECTURE, LAYER_IDS, MAKE_HEAD, HeadFiles, read_files
-from eagle3.storage.files import write_json, write_whole
+from eagle3.head_files.files import LAYER_IDS, MAKE_HEAD, HeadFiles, read_files
+from eagle3.storage.files import read_json, write_json, write_whole
 from eagle3.target.facts import ROPE_TYPES
 from eagle3.target.files import DTYPES
 
@@ -199,7 +198,7 @@ def lost_values(weight: Tensor) -> int:
 def is_exported_head(path: Path) -> bool:
     """Say whether the folder holds an exported head, so that a new one may take its place."""
     try:
-        config = json.loads((path / "config.json").read_bytes())
-        return config.get("speculators_model_type") == "eagle3" or ARCHITECTURE in config.get("architectures", [])
-    except (OSError, ValueError):
+        config = read_json(path / "config.json", made_by=MAKE_HEAD)
+    except (InputError, OSError):
         return False
+    return config.get("speculators_model_type") == "eagle3" or bool(kind_of_architecture(config.get("architectures")))

@@ -32,6 +32,7 @@ def summary(files: HeadFiles) -> str:
 
 
 def _of_sglang(files: HeadFiles) -> Iterator[str]:
+    yield from _other_kind(files)
     if files.nested:
         yield "it does not read the speculators' layout (action=check says which keys to move)"
     if files.config.get("norm_before_residual"):

@@ -99,7 +99,7 @@ def _require_version(content: bytes, kind: type[Record], source: str, remedy: st
         return
     try:
         version = json.loads(content)["format_version"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return  # for the seal or the parser to say
     if isinstance(version, int) and version not in (kind.FORMAT_VERSION, *kind.OLDER_VERSIONS):
         raise InputError(f"{source}: format_version={version}, this code reads {kind.FORMAT_VERSION}; {remedy}")

@@ -6,8 +6,13 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from eagle3.adapters.transformers import has_file, knows_quantization
 from eagle3.errors import InputError
+from eagle3.storage.typed_json import JsonObject
 
 PLAIN_CHECKPOINT = "give the checkpoint that it was quantised from, or one that transformers can load"
+OTHER_WAYS = (
+    "install what that names, give a copy without quantisation, or let SGLang answer and capture on a GPU: "
+    "answers=sglang features=sglang"
+)
 # ModelOpt, AutoGPTQ, AutoAWQ
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 
@@ -21,21 +26,50 @@ def require_no_adapter(path: str, revision: str | None) -> None:
         )
 
 
+class _Quantization(JsonObject):
+    quant_method: str | None = None
+    load_in_8bit: bool | None = None
+    load_in_4bit: bool | None = None
+
+
+class _TextConfig(JsonObject):
+    quantization_config: _Quantization | None = None
+    dtype: str | None = None
+    torch_dtype: str | None = None
+
+
+class TargetJson(_TextConfig):
+    """config.json of a target, as far as it is read here; transformers reads the rest."""
+
+    text_config: _TextConfig | None = None
+
+
+def quantization_of(config: dict[str, Any]) -> str | None:
+    """Return the scheme that config.json says the weights are quantised by, with its bits or its format."""
+    found = next(filter(None, (part.get("quantization_config") for part in parts_of(config))), None)
+    if found is None:
+        return None
+    bits = 8 if found.get("load_in_8bit") else 4 if found.get("load_in_4bit") else found.get("bits")
+    method = found.get("quant_method") or ("bitsandbytes" if bits else None)
+    more = f"{bits} bits" if bits else found.get("format") or found.get("quant_type")
+    return f"{method} ({more})" if isinstance(more, str) else str(method)
+
+
+def parts_of(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    return config, config.get("text_config") or {}
+
+
 def require_known_quantization(path: str, revision: str | None, config: dict[str, Any]) -> None:
     """Raise InputError for weights that are quantised in a way that transformers would silently skip."""
-    stated = [part.get("quantization_config") for part in (config, config.get("text_config") or {})]
-    found = next(filter(None, stated), None)
-    if found is None:
+    quantization = quantization_of(config)
+    if quantization is None:
         extra_file = next((name for name in QUANTIZATION_FILES if has_file(path, name, revision)), None)
         if "compression_config" in config or extra_file:
             raise InputError(
                 f"target.path={path} is quantised ({extra_file or 'compression_config'}), but its config.json has no "
                 f"quantization_config: transformers would load weights without their scales; {PLAIN_CHECKPOINT}"
             )
-        return
-    method = found.get("quant_method") if isinstance(found, dict) else found
-    of_bits = isinstance(found, dict) and (found.get("load_in_8bit") or found.get("load_in_4bit"))
-    if not of_bits and not knows_quantization(method):
+    elif not knows_quantization(method := quantization.partition(" ")[0]):
         raise InputError(
             f"target.path={path} is quantised by quant_method={method}, which this version of transformers does not "
             f"know: it would load weights without their scales; {PLAIN_CHECKPOINT}"

@@ -10,11 +10,23 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
-from eagle3.adapters.transformers import text_part
+from eagle3.adapters.transformers import text_part, tokenizer_json
 from eagle3.errors import InputError, first_line
-from eagle3.storage.files import require_regular
-from eagle3.target.checkpoint_files import require_embedded_tokens, require_known_quantization, require_no_adapter
+from eagle3.storage.files import require_regular, sha256_json
+from eagle3.storage.typed_json import require_types
+from eagle3.target.checkpoint_files import (
+    TargetJson,
+    parts_of,
+    quantization_of,
+    require_known_quantization,
+    require_no_adapter,
+)
+from eagle3.target.identity import TargetIdentity, template_hash
+from eagle3.target.tensors import CheckpointTensors
 
+# Keys about how or where a model was loaded or saved, not about which model it is.
+VOLATILE_CONFIG = {"transformers_version", "_name_or_path", "_commit_hash", "dtype", "torch_dtype", "use_cache"}
+GET_AGAIN = "get the file of that model again"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -34,6 +46,20 @@ class TargetFiles:
         in_folder = Path(self.path).is_dir()
         cached = None if in_folder else try_to_load_from_cache(self.path, "config.json", revision=self.revision)
         return Path(cached).parent.name if isinstance(cached, str) else None  # …/snapshots/COMMIT/config.json
+
+    @property
+    def quantization(self) -> str | None:
+        """The scheme that the weights are quantised by, in words."""
+        return quantization_of(self.config_dict)
+
+    @cached_property
+    def tensors(self) -> CheckpointTensors:
+        return CheckpointTensors(self.path, self.revision)
+
+    @cached_property
+    def identity(self) -> TargetIdentity:
+        """Which model this is, by its files: the same whatever transformers makes of them when it loads them."""
+        return identity_of(self, self.tensors.hash())
 
     @cached_property
     def text_config(self) -> PreTrainedConfig:
@@ -57,7 +83,6 @@ def read_target_files(
     config_dict, config = load_config(path, revision=revision, trust_remote_code=trust_remote_code)
     require_known_quantization(path, revision, config_dict)
     tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust_remote_code)
-    require_embedded_tokens(path, tokenizer, config.get_text_config(decoder=True))
     return TargetFiles(
         path=path,
         revision=revision,
@@ -85,7 +110,10 @@ def load_config(path: str, *, revision: str | None, trust_remote_code: bool) -> 
     """Return config.json as it is written, and as transformers understands it."""
     try:
         config_dict, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
+        require_types(config_dict, TargetJson, source=f"target.path={path}: config.json", remedy=GET_AGAIN)
         return config_dict, AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+    except InputError:
+        raise
     except Exception as error:  # of code that comes with the model, too
         remedy = _remedy(error, "give the folder of a Hugging Face model, or its id")
         raise InputError(
@@ -122,5 +150,40 @@ def ends_of_turn(
 
 def stated_dtype(config: dict[str, Any]) -> str | None:
     """Return the dtype of the files, if a head can be served in it."""
-    stated = [part.get(key) for part in (config, config.get("text_config") or {}) for key in ("dtype", "torch_dtype")]
+    stated = [part.get(key) for part in parts_of(config) for key in ("dtype", "torch_dtype")]
     return next((dtype for dtype in stated if dtype in DTYPES), None)  # heads are served in these
+
+
+# --- identity --------------------------------------------------------------------------------------------------------
+
+
+def identity_of(files: TargetFiles, weights_hash: str) -> TargetIdentity:
+    """Return which model this is, with the tokenizer's own chat template."""
+    template = files.tokenizer.chat_template
+    return TargetIdentity(
+        name=files.path,
+        revision=files.commit,
+        precision=files.quantization or files.checkpoint_dtype,
+        config_hash=config_hash(files.config_dict),
+        tokenizer_hash=_tokenizer_hash(files.tokenizer),
+        template_hash=template_hash(template.get("default") if isinstance(template, dict) else template),
+        weights_hash=weights_hash,
+    )
+
+
+def config_hash(config_dict: dict[str, Any]) -> str:
+    return sha256_json(_without_volatile(config_dict))
+
+
+def _without_volatile(config: Any) -> Any:
+    if not isinstance(config, dict):
+        return config
+    return {key: _without_volatile(value) for key, value in config.items() if key not in VOLATILE_CONFIG}
+
+
+def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    content = tokenizer_json(tokenizer)
+    if content is None:  # Mistral's own tokenizers
+        return sha256_json(tokenizer.get_vocab())
+    # These settings remain after a tokenizer was called with padding or truncation.
+    return sha256_json({key: value for key, value in content.items() if key not in ("padding", "truncation")})

@@ -13,7 +13,9 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class TargetIdentity(Record):
-    """Name and revision tell where the model was found, the hashes which model it is."""
+    """Name and revision tell where the model was found, the hashes which model it is.
+
+    `precision` is what its weights are stored in: a quantisation, else a dtype; None: its config.json names neither."""
 
     name: str
     revision: str | None
@@ -21,6 +23,7 @@ class TargetIdentity(Record):
     tokenizer_hash: str
     template_hash: str | None
     weights_hash: str
+    precision: str | None = None
 
     def with_template(self, template_hash: str | None) -> "TargetIdentity":
         """Return the identity with the chat template that is in use, which may come from a file."""
@@ -39,12 +42,31 @@ def template_hash(template: str | None) -> str | None:
     return None if template is None else hashlib.sha256(template.encode()).hexdigest()
 
 
+def differences(one: TargetIdentity, other: TargetIdentity, parts: tuple[str, ...] = COMPARED) -> list[str]:
+    """Return in words which of the parts differ."""
+    return [part.removesuffix("_hash") for part in parts if getattr(one, part) != getattr(other, part)]
+
+
+def other_precision(trained: TargetIdentity, served: TargetIdentity) -> str | None:
+    """Say how a target differs that may be the trained one in another precision, None where it cannot be: files do not
+    tell whether they are of one model."""
+    if trained.precision == served.precision or trained.tokenizer_hash != served.tokenizer_hash:
+        return None
+    differing = " and ".join(differences(trained, served, ("config_hash", "weights_hash")))
+    if not differing:
+        return None
+    return (
+        f"the head was trained on {trained.name} in {trained.precision}, this target is {served.name} in "
+        f"{served.precision} ({differing} differ): if it is the same model, the accept length here is what it is served "
+        f"with; if it is another fine-tune, give the target of the training"
+    )
+
+
 def require_same_target(
     expected: TargetIdentity, actual: TargetIdentity, *, expected_from: str, actual_from: str
 ) -> None:
     """Raise InputError unless both are one model; folders may differ, what they hold may not."""
-    differing = [part.removesuffix("_hash") for part in COMPARED if getattr(expected, part) != getattr(actual, part)]
-    if differing:
+    if differing := differences(expected, actual):
         raise InputError(
             f"{expected_from} was made with target {expected.name}, {actual_from} is {actual.name}: "
             f"they differ in {', '.join(differing)}; use the same target, tokenizer and chat template, or make "

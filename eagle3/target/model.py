@@ -1,9 +1,8 @@
-"""The frozen target: loads it, and identifies exactly which model it is.
+"""The frozen target, loaded.
 
 Shapes: H hidden size, V target vocabulary."""
 
 import gc
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -18,22 +17,18 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
-from eagle3.adapters.transformers import tokenizer_json
 from eagle3.errors import InputError, first_line
-from eagle3.storage.files import sha256_json
-from eagle3.target.checkpoint_files import PLAIN_CHECKPOINT
+from eagle3.target.checkpoint_files import PLAIN_CHECKPOINT, OTHER_WAYS
 from eagle3.target.device import resolve_device
 from eagle3.target.facts import TargetConfig, target_config
-from eagle3.target.files import TargetFiles, read_target_files
-from eagle3.target.identity import TargetIdentity, template_hash
+from eagle3.target.files import GET_AGAIN, TargetFiles, read_target_files
 from eagle3.target.sanity_check import require_health
 
-HASHED = 4096  # values at the start of a tensor
-# Keys about how or where a model was loaded or saved, not about which model it is.
-VOLATILE_CONFIG = {"transformers_version", "_name_or_path", "_commit_hash", "dtype", "torch_dtype", "use_cache"}
+
+class NotLoadable(InputError):
+    """A quantised target that transformers does not load on this machine."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +59,6 @@ class Target(TargetFiles):
         return self.model.get_output_embeddings().weight  # type: ignore[return-value]
 
     @cached_property
-    def identity(self) -> TargetIdentity:
-        hashed = weights_hash(parameter for _, parameter in hashed_parameters(self.decoder))
-        return identity_of(self, hashed)
-
-    @cached_property
     def facts(self) -> TargetConfig:
         return target_config(self.text_config, len(self.lm_head), self.checkpoint_dtype)
 
@@ -97,7 +87,15 @@ def load_target(
         model.to(place)  # type: ignore[arg-type]
     model.eval().requires_grad_(False)
     if check_health:
-        require_health(model, files.tokenizer, files.path)
+        try:
+            require_health(model, files.tokenizer, files.path)
+        except RuntimeError as error:
+            if files.quantization is None:
+                raise
+            raise NotLoadable(
+                f"target.path={files.path} is quantised ({files.quantization}) and cannot compute in "
+                f"target.dtype={precision} ({first_line(error)}); try target.dtype=bfloat16, or {OTHER_WAYS}"
+            ) from None
     return Target(**files.stated(), model=model, decoder=decoder_of(model, files.path))
 
 
@@ -130,8 +128,14 @@ def _loader(files: TargetFiles) -> Any:
 
 def empty_model(files: TargetFiles) -> PreTrainedModel:
     """Build the target without memory for its weights, for its names and shapes."""
-    with torch.device("meta"):
-        return _loader(files).from_config(files.config)
+    try:
+        with torch.device("meta"):
+            return _loader(files).from_config(files.config)
+    except Exception as error:  # of code that comes with the model, too
+        raise InputError(
+            f"target.path={files.path}: transformers builds no model from its config.json ({first_line(error)}); "
+            f"{GET_AGAIN}"
+        ) from error
 
 
 def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
@@ -143,6 +147,10 @@ def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
     except Exception as error:  # of code that comes with the model, too
         attention = options["attn_implementation"]
         keys = f"target.path={files.path}" + (f" target.attention={attention}" if attention else "")
+        if scheme := files.quantization:
+            raise NotLoadable(
+                f"{keys} is quantised ({scheme}), and transformers cannot load it here ({first_line(error)}); {OTHER_WAYS}"
+            ) from error
         raise InputError(f"{keys} cannot be loaded: {first_line(error)}") from error
     if report["missing_keys"]:  # transformers only warns, and would continue with random numbers
         missing = sorted(report["missing_keys"])
@@ -199,54 +207,3 @@ def decoder_of(model: PreTrainedModel, path: str) -> nn.Module:
                 f"heads need both to be the same; choose another target"
             )
     return decoder
-
-
-# --- identity --------------------------------------------------------------------------------------------------------
-
-
-def identity_of(files: TargetFiles, weights_hash: str) -> TargetIdentity:
-    """Return which model this is, with the tokenizer's own chat template."""
-    template = files.tokenizer.chat_template
-    return TargetIdentity(
-        name=files.path,
-        revision=files.commit,
-        config_hash=config_hash(files.config_dict),
-        tokenizer_hash=_tokenizer_hash(files.tokenizer),
-        template_hash=template_hash(template.get("default") if isinstance(template, dict) else template),
-        weights_hash=weights_hash,
-    )
-
-
-def config_hash(config_dict: dict[str, Any]) -> str:
-    return sha256_json(_without_volatile(config_dict))
-
-
-def _without_volatile(config: Any) -> Any:
-    if not isinstance(config, dict):
-        return config
-    return {key: _without_volatile(value) for key, value in config.items() if key not in VOLATILE_CONFIG}
-
-
-def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    content = tokenizer_json(tokenizer)
-    if content is None:  # Mistral's own tokenizers
-        return sha256_json(tokenizer.get_vocab())
-    # These settings remain after a tokenizer was called with padding or truncation.
-    return sha256_json({key: value for key, value in content.items() if key not in ("padding", "truncation")})
-
-
-def hashed_parameters(decoder: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters that identify the model, by name: embedding, norms and projections.
-
-    Fused experts have other names, and are left out: whether they are quantised depends on the device."""
-    named = sorted(decoder.named_parameters())
-    return [pair for pair in named if pair[0].endswith(("embed_tokens.weight", "norm.weight", "_proj.weight"))]
-
-
-def weights_hash(tensors: Iterable[Tensor]) -> str:
-    """The start of each tensor: cheap at any size, another value after any fine-tuning."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        start = tensor.detach().reshape(-1)[:HASHED].to(torch.bfloat16)  # the same from fp32 as from bf16
-        digest.update(start.cpu().view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()

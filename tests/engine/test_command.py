@@ -19,9 +19,9 @@ CHAIN: dict[str, Any] = {"head": "/heads/mine", "steps": 3, "topk": 1, "draft_to
 KNOWN = {
     "--model-path", "--revision", "--host", "--port", "--dtype", "--tp-size", "--mem-fraction-static",
     "--max-running-requests", "--cuda-graph-max-bs-decode", "--disable-overlap-schedule", "--trust-remote-code",
-    "--speculative-algorithm", "--speculative-draft-model-path", "--speculative-num-steps",
-    "--speculative-eagle-topk", "--speculative-num-draft-tokens", "--speculative-draft-window-size",
-    "--speculative-adaptive", "--speculative-adaptive-config",
+    "--speculative-algorithm", "--speculative-draft-model-path", "--speculative-draft-model-quantization",
+    "--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens",
+    "--speculative-draft-window-size", "--speculative-adaptive", "--speculative-adaptive-config",
 }  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def test_vllm_stops_at_a_map_of_the_whole_vocabulary(save: Callable[..., Path]) 
     assert "it stops at a d2t of the whole vocabulary" in unable(folder)[VLLM]
 
 
-def test_a_kind_of_your_own_is_known_to_neither_vllm_nor_llama_cpp(save: Callable[..., Path]) -> None:
+def test_a_kind_of_your_own_is_known_to_no_server(save: Callable[..., Path]) -> None:
     folder = save()
     edit_json(folder / "config.json", architectures=[TwoLayers.architecture])
-    assert unable(folder) == dict.fromkeys((VLLM, LLAMA_CPP), "it does not know heads of kind two_layer")
+    assert unable(folder) == dict.fromkeys((SGLANG, VLLM, LLAMA_CPP), "it does not know heads of kind two_layer")

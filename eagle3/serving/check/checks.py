@@ -45,6 +45,7 @@ CONFIG_CHECKS: tuple[Check, ...] = (
     check_rope,
     check_context,
     check_dtype,
+    check_servers,
 )
 CHECKS: tuple[Check, ...] = (
     *CONFIG_CHECKS,
@@ -53,7 +54,6 @@ CHECKS: tuple[Check, ...] = (
     check_d2t,
     check_t2d,
     check_target,
-    check_servers,
 )
 # With errors of these our decoder still computes what SGLang would: the accept length tells how much they cost.
 DECODED_ALL_THE_SAME = ("layout", "options", "layer_ids", "context", "dtype", "embedding", "t2d")

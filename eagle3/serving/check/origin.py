@@ -1,11 +1,15 @@
 """Checks of what the head was trained on: the layers that it reads, and its target."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import PurePath
 
+from eagle3.engine.versions import takes_ids_for_inputs
 from eagle3.head_files.files import IDS_KEY, LAYER_IDS, HeadFiles, ids_of
 from eagle3.head_files.finding import Level, Problem, TargetFacts
-from eagle3.target.identity import COMPARED, TargetIdentity
+from eagle3.target.identity import TargetIdentity, differences, other_precision
+
+log = logging.getLogger(__name__)
 
 
 def check_layer_ids(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
@@ -30,13 +34,12 @@ def check_layer_ids(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
             f"{ids_of(layers)}, and reorder the columns of fc.weight likewise if the head was trained in the order of "
             f"the list",
         )
-    elif facts.config.model_type.startswith("deepseek") and ids[0] != 1:
-        # set_eagle3_layers_to_capture in SGLang's models/deepseek_v2.py
+    elif takes_ids_for_inputs(facts.config.model_type, ids):
         yield (
             "warning",
-            f"layer ids {ids} do not start with 1: for DeepSeek targets SGLang then takes them for inputs of layers; "
-            f"train with layer 1 as the first, or for SGLang alone set {IDS_KEY} to {layers} and remove "
-            f"{LAYER_IDS} from the top level",
+            f"layer ids {ids} do not start with 1: for targets of model_type={facts.config.model_type} SGLang then takes "
+            f"them for inputs of layers; train with features.capture_layers that start with 2, or for SGLang alone set "
+            f"{IDS_KEY} to {layers} and remove {LAYER_IDS} from the top level",
         )
 
 
@@ -68,6 +71,12 @@ def check_target(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
         yield from _by_identity(files.record.target, facts.identity)
 
 
+def warn_of_precision(files: HeadFiles, served: TargetIdentity) -> None:
+    """Say what differs where the target may be that of the training in another precision, and is measured anyway."""
+    if files.record and (difference := other_precision(files.record.target, served)):
+        log.warning("head=%s: %s", files.path, difference)
+
+
 def _by_name(files: HeadFiles, name: str) -> Iterator[Problem]:
     """Compare names, where the speculators' config has one; others say nothing."""
     verifier = (files.config.get("speculators_config") or {}).get("verifier") or {}
@@ -80,12 +89,12 @@ def _by_name(files: HeadFiles, name: str) -> Iterator[Problem]:
 
 def _by_identity(trained: TargetIdentity, served: TargetIdentity) -> Iterator[Problem]:
     """Compare the contents of two folders, wherever they are."""
-    for part in COMPARED:
-        if getattr(trained, part) == getattr(served, part):
-            continue
-        if part == "template_hash":
-            fix = "set chat.template to the one that is served"
-            yield "warning", f"the chat template is not that of the training; {fix}"
-        else:
-            what = part.removesuffix("_hash")
-            yield "error", f"{what}: the head was trained on {trained.name}, not on {served.name}; use that"
+    differing = differences(trained, served)
+    if "template" in differing:
+        differing.remove("template")
+        yield "warning", "the chat template is not that of the training; set chat.template to the one that is served"
+    if difference := other_precision(trained, served):
+        yield "warning", difference
+    else:
+        for part in differing:
+            yield "error", f"{part}: the head was trained on {trained.name}, not on {served.name}; use that"

@@ -11,9 +11,8 @@ from eagle3.head_files.files import HeadFiles, read_without_weights
 from eagle3.head_files.format import head_config
 from eagle3.settings.serving import CompareSettings
 from eagle3.target.facts import target_config
-from eagle3.target.files import TargetFiles
-from eagle3.target.identity import TargetIdentity
-from eagle3.target.model import identity_of
+from eagle3.target.files import TargetFiles, identity_of
+from eagle3.target.identity import TargetIdentity, differences, other_precision
 
 BY_FILES = ("config_hash", "tokenizer_hash")  # identify the target without its weights
 
@@ -37,15 +36,16 @@ def require_comparable(folders: Sequence[Path], target: TargetFiles, settings: C
         require_own_target(files, identity, BY_FILES)
 
 
-def require_own_target(files: HeadFiles, target: TargetIdentity, parts: Sequence[str]) -> None:
-    """Raise InputError for a head whose training.json names a target that differs in one of the `parts`."""
+def require_own_target(files: HeadFiles, target: TargetIdentity, parts: tuple[str, ...]) -> None:
+    """Raise InputError for a head whose training.json names a target that differs in one of the `parts`, unless it may
+    be the same in another precision."""
     trained = files.record.target if files.record else target  # other trainers record none
-    for part in parts:
-        if getattr(trained, part) != getattr(target, part):
-            raise InputError(
-                f"heads: {files.path} was trained on {trained.name}, not on target.path={target.name}: they differ in "
-                f"{part.removesuffix('_hash')}; compare heads of one target"
-            )
+    differing = differences(trained, target, parts)
+    if differing and other_precision(trained, target) is None:
+        raise InputError(
+            f"heads: {files.path} was trained on {trained.name}, not on target.path={target.name}: they differ in "
+            f"{differing[0]}; compare heads of one target"
+        )
 
 
 def _require_kind(files: HeadFiles) -> None:

@@ -16,6 +16,7 @@ from eagle3.decoding.speculate import Speculator, nothing_verified
 from eagle3.draft_shape import Shape
 from eagle3.head_files.files import read_without_weights
 from eagle3.head_files.format import load_head
+from eagle3.serving.check.origin import warn_of_precision
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import require_own_target
 from eagle3.serving.compare.measure import ALL, Measured, Way, answers_at, measure_head
@@ -41,7 +42,9 @@ def compare(
     """Print the table; compare.json and compare.md go to `folder`. `origin` goes into the first: commit, command,
     machine, versions."""
     for head in folders:
-        require_own_target(read_without_weights(head), target.identity, ["weights_hash"])
+        files = read_without_weights(head)
+        require_own_target(files, target.identity, ("weights_hash",))
+        warn_of_precision(files, target.identity)
     paths, layers, dtype = names(folders), len(target.layers), target.embedding.dtype
     # All before anything is decoded for long: a head that cannot be decoded ends the run here.
     heads = {name: load_head(path, num_layers=layers, dtype=dtype) for name, path in paths.items()}

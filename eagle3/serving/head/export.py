@@ -1,9 +1,5 @@
 """Lightning checkpoint → exported head: its files as a server reads them, and training.json: where it comes from."""
 
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +12,7 @@ from eagle3.head_files.format import is_exported_head, save_head
 from eagle3.head_files.record import HeadRecord, StoreRecord, write_record
 from eagle3.storage.files import sha256_file
 from eagle3.storage.records import read_sealed_json
+from eagle3.storage.replace import replacing, require_free_place
 from eagle3.target.facts import TargetConfig
 from eagle3.training.checkpoint import read_checkpoint
 
@@ -103,32 +100,21 @@ def target_settings(settings: dict[str, Any], trained: TrainedHead) -> dict[str,
 
 def export_head(trained: TrainedHead, directory: Path, *, versions: dict[str, str]) -> None:
     """Write the head's folder, whole or not at all; an older head there is replaced, anything else is not."""
-    with atomic_folder(directory) as temporary:
-        save_head(temporary, trained.head, trained.record.capture_layers, trained.dtype)
-        files = {path.name: sha256_file(path) for path in sorted(temporary.iterdir())}
-        write_record(temporary, replace(trained.record, versions=versions, files=files))
-
-
-@contextmanager
-def atomic_folder(directory: Path) -> Iterator[Path]:
-    """Give a folder to write into, that takes the place of `directory` when the block ends well."""
     require_replaceable(directory)
-    temporary, replaced = (directory.with_name(f".{directory.name}.{os.getpid()}.{kind}") for kind in ("tmp", "old"))
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        if directory.exists():
-            directory.rename(replaced)
-        temporary.rename(directory)
-    finally:
-        if replaced.exists() and not directory.exists():
-            replaced.rename(directory)
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
+    with replacing(directory) as new:
+        write_head(trained, new, versions=versions)
+
+
+def write_head(trained: TrainedHead, folder: Path, *, versions: dict[str, str]) -> None:
+    """Write the head's files into an empty folder."""
+    save_head(folder, trained.head, trained.record.capture_layers, trained.dtype)
+    files = {path.name: sha256_file(path) for path in sorted(folder.iterdir())}
+    write_record(folder, replace(trained.record, versions=versions, files=files))
 
 
 def require_replaceable(directory: Path) -> None:
     """Raise InputError unless `directory` is absent, empty or an exported head, and nothing else is in it."""
+    require_free_place(directory, setting="head")
     empty = directory.is_dir() and not any(directory.iterdir())
     if directory.exists() and not empty and not is_exported_head(directory):
         raise InputError(f"head={directory} exists and is no exported head: it is left alone; name another folder")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.engine.client import KEY, api_key
-from eagle3.engine.command import launch_command, require_windowed_attention, shell_line
+from eagle3.engine.command import launch_command, require_windowed_attention, shell_line, stated_dtype
 from eagle3.engine.draft import Draft, require_adaptive
 from eagle3.engine.endpoint import server_information
 from eagle3.engine.process import OPEN_HOSTS, Server, require_free_port
@@ -19,9 +19,10 @@ from eagle3.head_files.files import read_files, read_without_weights, weight_fil
 from eagle3.head_files.finding import TargetFacts, findings_table, require_no_errors
 from eagle3.secrets import public
 from eagle3.serving.check.checks import CHECKS, CONFIG_CHECKS, run_checks
+from eagle3.serving.check.origin import warn_of_precision
 from eagle3.settings.engine import LaunchSettings
 from eagle3.target.facts import target_config
-from eagle3.target.files import TargetFiles
+from eagle3.target.files import TargetFiles, identity_of
 
 log = logging.getLogger(__name__)
 
@@ -71,20 +72,23 @@ def require_head(settings: LaunchSettings, target: TargetFiles, draft: Draft | N
     """Raise InputError for what is wrong with a head; by default its weights are not read."""
     if settings.check and draft is not None:
         require_windowed_attention(settings, draft)
-        check_files(draft.head, target, weights=weights)
+        check_files(settings, draft.head, target, weights=weights)
 
 
-def check_files(head: str, target: TargetFiles, *, weights: bool) -> None:
+def check_files(settings: LaunchSettings, head: str, target: TargetFiles, *, weights: bool) -> None:
     """Log the checks that need neither decoding nor the target's weights, and raise InputError if one finds an error.
 
     Without the head's `weights` these are the checks of its config, and only what they find is logged."""
     files = read_files(head) if weights else read_without_weights(head)
     weight_files(files.path)  # they have to be there
+    if files.record:  # the target's weights are not compared: only the server reads them
+        warn_of_precision(files, identity_of(target, files.record.target.weights_hash))
     facts = TargetFacts(
         config=target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype),
         dtype=target.checkpoint_dtype,
         identity=None,
         embedding=None,
+        launch_dtype=stated_dtype(settings) or "auto",
     )
     findings = run_checks(files, facts, CHECKS if weights else CONFIG_CHECKS)
     if shown := [each for each in findings if weights or each.level in ("warning", "error")]:

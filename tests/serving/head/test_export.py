@@ -1,5 +1,6 @@
 """Export: the best Lightning checkpoint of a run becomes a head's folder, whole or not at all."""
 
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,10 +12,20 @@ from pydantic_core import PydanticSerializationError
 from stores import TARGET_CONFIG
 
 from eagle3.errors import InputError
+from eagle3.head_files.files import read_files
 from eagle3.head_files.format import load_head
 from eagle3.head_files.record import read_record
-from eagle3.serving.head.export import TrainedHead, export_head, find_checkpoint, read_trained, target_settings
+from eagle3.serving.head.export import (
+    TrainedHead,
+    export_head,
+    find_checkpoint,
+    read_trained,
+    require_replaceable,
+    target_settings,
+)
+from eagle3.storage import replace as replace_module
 from eagle3.storage.records import write_sealed_json
+from eagle3.storage.replace import replacing
 
 
 @pytest.fixture
@@ -73,22 +84,62 @@ def test_an_older_export_is_replaced_and_anything_else_left_alone(trained: Train
     assert (notes / "mine.txt").exists() and (head / "mine.txt").exists()
 
 
-def test_an_export_that_fails_leaves_the_older_one_whole(
-    trained: TrainedHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rename = Path.rename
-
-    def failing(path: Path, to: Path) -> Path:
-        if path.suffix == ".tmp" and to.name == "head":
-            raise OSError("no more")
-        return rename(path, to)
-
+def test_an_export_that_fails_leaves_the_older_one_whole(trained: TrainedHead, tmp_path: Path) -> None:
     export_head(trained, tmp_path / "head", versions={})
     (tmp_path / "head/README.md").touch()
     with pytest.raises(PydanticSerializationError):
         export_head(trained, tmp_path / "head", versions={"torch": object()})  # not JSON: fails after the tensors
-    monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(OSError, match="no more"):
-        export_head(trained, tmp_path / "head", versions={})
     assert (tmp_path / "head/README.md").exists() and (tmp_path / "head/training.json").exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("place", [".", "..", "/", "/proc"])
+def test_a_folder_that_cannot_be_replaced_is_one_line(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=rf"head={place} is .* cannot be replaced; name a folder in it"):
+        require_replaceable(Path(place))
+
+
+def test_two_exports_into_one_folder_do_not_mix(trained: TrainedHead, tmp_path: Path) -> None:
+    with replacing(tmp_path / "head"), pytest.raises(InputError, match="is being written by process"):
+        export_head(trained, tmp_path / "head", versions={})
+    export_head(trained, tmp_path / "head", versions={})
+
+
+@pytest.mark.parametrize("exchanges", [True, False], ids=["names exchanged at once", "renamed one by one"])
+def test_a_kill_at_any_instant_leaves_a_whole_head(
+    exchanges: bool, trained: TrainedHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each state between two steps on disk is copied, as a kill would leave it; then `check` and an export find it."""
+    head, states = tmp_path / "now/head", tmp_path / "states"
+    export_head(trained, head, versions={"torch": "old"})
+    rename, number = Path.rename, iter(range(100))
+
+    def watched(path: Path, to: Path) -> Path:
+        shutil.copytree(tmp_path / "now", states / str(next(number)))
+        renamed = rename(path, to)
+        shutil.copytree(tmp_path / "now", states / str(next(number)))
+        return renamed
+
+    def watched_exchange(one: Path, other: Path) -> bool:
+        shutil.copytree(tmp_path / "now", states / str(next(number)))
+        done = exchanges and exchange(one, other)
+        shutil.copytree(tmp_path / "now", states / str(next(number)))
+        return done
+
+    exchange = replace_module._exchange
+    monkeypatch.setattr(replace_module, "_exchange", watched_exchange)
+    monkeypatch.setattr(Path, "rename", watched)
+    export_head(trained, head, versions={"torch": "new"})
+    monkeypatch.undo()
+    kept, found = [*states.iterdir()], set()
+    for state in kept:
+        again = shutil.copytree(state, state.with_name(f"{state.name} again"))
+        files = read_files(state / "head")
+        assert files.record is not None and files.tensors
+        found.add(files.record.versions["torch"])
+        export_head(trained, again / "head", versions={"torch": "newest"})
+        assert [path.name for place in (state, again) for path in place.iterdir()] == ["head", "head"]
+    assert found == {"old", "new"} and len(kept) == (2 if exchanges else 6)

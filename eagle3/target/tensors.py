@@ -1,0 +1,110 @@
+"""The tensors of a checkpoint, read from its files: by name, and a hash of samples of all of them."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from eagle3.errors import InputError, first_line
+from eagle3.storage.typed_json import WeightIndex, read_typed
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+SAMPLE = 1024  # values at the start, in the middle and at the end of a tensor
+COMPUTED = "rotary_emb.inv_freq"  # old checkpoints store what the config says
+ROUNDED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, eq=False)
+class CheckpointTensors:
+    """The safetensors files in a folder, or those of a hub model; errors name `target.path`."""
+
+    path: str
+    revision: str | None
+
+    @cached_property
+    def folder(self) -> Path:
+        if Path(self.path).is_dir():
+            return Path(self.path)
+        return Path(snapshot_download(self.path, revision=self.revision, allow_patterns=["*.safetensors", INDEX]))
+
+    @cached_property
+    def file_of(self) -> dict[str, str]:
+        """The file that holds each tensor, by the tensor's name."""
+        if (self.folder / INDEX).is_file():
+            index = read_typed(self.folder / INDEX, WeightIndex, made_by=f"fetching target.path={self.path} again")
+            return index["weight_map"]
+        alone = self.folder / SINGLE  # the only one that transformers reads: others may be the same in another layout
+        files = [SINGLE] if alone.is_file() else sorted(path.name for path in self.folder.glob("*.safetensors"))
+        if not files:
+            raise InputError(f"target.path={self.path} holds no *.safetensors; fetch its weights, in that format")
+        return {key: file for file in files for key in self._open(file).keys()}  # noqa: SIM118
+
+    def read(self, name: str) -> Tensor:
+        with self._open(self.file_of[name]) as file:
+            try:
+                return file.get_tensor(name)
+            except SafetensorError as error:
+                raise self._unreadable(self.file_of[name], error) from None
+
+    @property
+    def bytes(self) -> int:
+        return sum((self.folder / file).stat().st_size for file in {*self.file_of.values()})
+
+    def hash(self) -> str:
+        """Return the hash of samples of every tensor as it is stored: quick at any size, and another value after any
+        fine-tuning, also of experts and routers alone.
+
+        It does not depend on names, on the order or number of files, nor on a copy of a tied lm_head."""
+        digests = {hashlib.sha256(sample).digest() for sample in self._samples()}
+        return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
+
+    def _samples(self) -> Iterator[bytes]:
+        names: dict[str, list[str]] = {}
+        for name, file in self.file_of.items():
+            names.setdefault(file, []).append(name)
+        for file, of_file in names.items():
+            with self._open(file) as tensors:
+                try:
+                    yield from (_sample(tensors, name) for name in of_file if not name.endswith(COMPUTED))
+                except SafetensorError as error:
+                    raise self._unreadable(file, error) from None
+
+    def _open(self, file: str) -> Any:
+        try:
+            return safe_open(self.folder / file, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise self._unreadable(file, error) from None
+
+    def _unreadable(self, file: str, error: Exception) -> InputError:
+        return InputError(
+            f"target.path={self.path}: {file} cannot be read ({first_line(error)}); it is missing, cut, or a pointer "
+            f"of Git LFS in its place: fetch it again"
+        )
+
+
+def _sample(file: Any, name: str) -> bytes:
+    part = file.get_slice(name)
+    shape = part.get_shape()
+    if torch.Size(shape).numel() <= 3 * SAMPLE:
+        tensors = [file.get_tensor(name)]
+    elif len(shape) > 2:  # of each expert, where they are stored as one tensor
+        tensors = [part[:, :1]]
+    else:
+        rows = -(-SAMPLE // torch.Size(shape[1:]).numel())
+        tensors = [part[start : start + rows] for start in (0, shape[0] // 2, shape[0] - rows)]
+    return b"".join(map(_content, tensors))
+
+
+def _content(tensor: Tensor) -> bytes:
+    """Return the values in bfloat16, the same from float32 as from bfloat16; of quantised tensors the bytes."""
+    values = tensor.reshape(-1)
+    if values.dtype in ROUNDED:
+        values = values.to(torch.bfloat16)
+    return values.contiguous().view(torch.uint8).numpy().tobytes()
