@@ -79,7 +79,7 @@ def prompts_ahead(config: DictConfig) -> int:
 def chat_of(config: DictConfig, target: Target | TargetFiles) -> Chat:
     settings = cli.plain(config.chat)
     require_bounded_template(target.tokenizer, settings)
-    return Chat(target.tokenizer, stop_ids=target.stop_ids, **settings)
+    return Chat(target.tokenizer, stop_ids=target.stop_ids, rows=target.text_config.vocab_size, **settings)
 
 
 def checked_target(config: DictConfig) -> Target:

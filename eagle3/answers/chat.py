@@ -41,9 +41,16 @@ class Chat:
     """The target's chat format, with the clock pinned to `date`."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, stop_ids: Iterable[int], **settings: Unpack[ChatSettings]
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        stop_ids: Iterable[int],
+        rows: int | None = None,
+        **settings: Unpack[ChatSettings],
     ) -> None:
+        """`rows` are those of the target's embedding: some tokenizers have tokens beyond them."""
         self.tokenizer = tokenizer
+        self.rows = rows
         self.control_ids, self._added_ids = control_ids(tokenizer), added_ids(tokenizer)
         source, self._template, self._variables = _template_and_variables(tokenizer, settings)
         self.reasoning = reasoning_of(settings["reasoning_parser"], source)
@@ -186,8 +193,17 @@ class Chat:
         return not (self.control_ids.isdisjoint(ids) and self.stop_ids.isdisjoint(ids))
 
     def encode(self, text: str) -> list[int]:
+        """Raises `RefusedConversation` for a text with a token that the target has no embedding for."""
         # The template writes its own BOS; add_special_tokens would double it.
-        return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return self.embedded(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def embedded(self, ids: list[int]) -> list[int]:
+        """Return the ids, or raise `RefusedConversation` for one that the target has no embedding for."""
+        largest = max(ids, default=0)
+        if self.rows is not None and largest >= self.rows:
+            token = self.tokenizer.convert_ids_to_tokens(largest)
+            raise RefusedConversation(f"it holds {token} (id {largest}), for which the target has no embedding")
+        return ids
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
         text = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)

@@ -120,6 +120,7 @@ def _by_ids(chat: Chat, messages: Messages, answer: dict[str, Any], finish_reaso
     prompt_ids, output_ids = answer["prompt_ids"], answer["output_ids"]
     if max(prompt_ids + output_ids) >= len(chat.tokenizer):
         raise RefusedConversation(FOREIGN_IDS)
+    chat.embedded(prompt_ids + output_ids)
     ended = _has_ended(finish_reason)
     if ended and output_ids[-1] not in chat.stop_ids:
         raise RefusedConversation(NO_END_OF_TURN)

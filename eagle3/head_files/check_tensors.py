@@ -13,13 +13,12 @@ from torch import Tensor
 from eagle3.head.draft_vocab import from_offsets
 from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.finding import MAKE_AGAIN, Problem, TargetFacts
-from eagle3.head_files.format import EMBEDDING, VOCABULARY_MAPS, expected_shapes, head_config, lost_values
+from eagle3.head_files.format import EMBEDDING, INTEGERS, VOCABULARY_MAPS, expected_shapes, head_config, lost_values
 
 BIASES_AND_NORMS = (".bias", "q_norm.weight", "k_norm.weight")
 RECOMPUTED = "rotary_emb.inv_freq"  # old heads store RoPE's frequencies
 SAME_ROW = 0.01  # of a row's length: rounding to bfloat16 moves it by 0.4 % at most
 CHUNK = 8192
-INTEGERS = (torch.int64, torch.int32, torch.int16)  # of d2t
 
 
 def check_tensors(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
@@ -120,7 +119,9 @@ def check_t2d(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     if t2d is None or d2t is None:
         yield "skipped", "SGLang does not read t2d, and the file lacks it or d2t"
         return
-    if t2d.dtype != torch.bool or t2d.shape != (size,):
+    if d2t.dtype not in INTEGERS or d2t.ndim != 1:
+        yield "skipped", "correct d2t first"
+    elif t2d.dtype != torch.bool or t2d.shape != (size,):
         yield "error", f"t2d is {t2d.dtype} {tuple(t2d.shape)} instead of bool ({size},); {MAKE_AGAIN}"
     elif not torch.equal(t2d.nonzero().flatten(), from_offsets(d2t.long()).sort().values):
         marked = f"t2d ({int(t2d.sum())} marked) does not mark the {len(d2t)} tokens of d2t"

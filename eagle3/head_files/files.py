@@ -14,9 +14,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from eagle3.errors import InputError
+from eagle3.head_files.config_json import HeadJson
 from eagle3.head_files.record import HeadRecord, read_record
-from eagle3.storage.files import read_json, sha256_file
+from eagle3.storage.files import sha256_file
 from eagle3.storage.replace import put_right
+from eagle3.storage.typed_json import WeightIndex, read_typed
 
 USUAL_CAPTURED_LAYERS = 3  # where config.json does not say how many
 ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -129,7 +131,7 @@ def read_without_weights(path: str | Path) -> HeadFiles:
             f"get it with: hf download {path} --local-dir HEAD"
         )
     put_right(folder)  # after an export that was killed
-    config = read_json(folder / "config.json", made_by=MAKE_HEAD)
+    config = read_typed(folder / "config.json", HeadJson, made_by=MAKE_HEAD)
     files = HeadFiles(folder, _flat(config), config, {}, read_record(folder, made_by=MAKE_HEAD))
     _require_same_layers(files)
     return files
@@ -173,7 +175,7 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
 def weight_files(folder: Path) -> list[Path]:
     """Return the files that the index names, as SGLang reads them; without an index all safetensors files."""
     if (folder / INDEX).exists():
-        weight_map = read_json(folder / INDEX, made_by=MAKE_HEAD)["weight_map"]
+        weight_map = read_typed(folder / INDEX, WeightIndex, made_by=MAKE_HEAD)["weight_map"]
         found = [folder / name for name in sorted({*weight_map.values()})]
         if missing := [path.name for path in found if not path.is_file()]:
             raise InputError(f"{folder / INDEX} names {missing[0]}, which does not exist; copy all files again")

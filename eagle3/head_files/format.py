@@ -10,7 +10,7 @@ Shapes: V target vocabulary, D draft vocabulary.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from eagle3.target.facts import ROPE_TYPES
 from eagle3.target.files import DTYPES
 
 VOCABULARY_MAPS = ("d2t", "t2d")
+INTEGERS = (torch.int64, torch.int32, torch.int16)  # of d2t
 EMBEDDING = "embed_tokens.weight"  # some trainers store a copy; servers share the target's
 
 
@@ -113,7 +114,10 @@ def head_config(files: HeadFiles) -> HeadConfig:
     if kind_of(files) is EAGLE3:
         require_readable(files)
     try:
-        return kind_of(files).from_json(files.config)
+        config = kind_of(files).from_json(files.config)
+        if null := next((each.name for each in fields(HeadConfig) if getattr(config, each.name) is None), None):
+            raise InputError(f"head={files.path}: config.json has {null}=null, a size that is null; state it")
+        return config
     except KeyError as error:
         raise InputError(f"head={files.path}: config.json lacks {error}; add it, or make it: {MAKE_HEAD}") from None
     except TypeError:
@@ -146,7 +150,10 @@ def require_readable(files: HeadFiles) -> None:
 def draft_ids(files: HeadFiles, config: HeadConfig) -> Int[Tensor, " D"]:
     """Return the target ids of the draft vocabulary; without d2t it can only be the whole vocabulary."""
     if "d2t" in files.tensors:
-        ids = from_offsets(files.tensors["d2t"].long())
+        d2t = files.tensors["d2t"]
+        if d2t.dtype not in INTEGERS or d2t.ndim != 1:
+            raise InputError(f"head={files.path}: d2t is {d2t.dtype} {[*d2t.shape]} instead of a list of int64")
+        ids = from_offsets(d2t.long())
         if len(ids) != config.draft_vocab_size or not 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size:
             raise InputError(
                 f"head={files.path}: d2t does not map {config.draft_vocab_size} draft ids into the vocabulary"

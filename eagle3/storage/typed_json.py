@@ -14,8 +14,8 @@ SHOWN = 60  # characters of a wrong value
 
 Size = Annotated[int, Field(ge=1, le=2**24)]  # of a dimension
 Length = Annotated[int, Field(ge=1, le=2**40)]  # in tokens
-Number = Annotated[float, Field(allow_inf_nan=False)]
-PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Number = Annotated[float, Field(ge=-1e18, le=1e18, allow_inf_nan=False)]
+PositiveNumber = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False)]
 
 
 class JsonObject(BaseModel):

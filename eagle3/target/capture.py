@@ -3,6 +3,7 @@ section 3.1: a low, a middle and a high one), and its last hidden state.
 
 Shapes: B batch, T padded tokens, T_b tokens of sample b, A captured layers, H hidden size, AH = A · H."""
 
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -25,11 +26,13 @@ def default_capture_layers(num_layers: int) -> list[int]:
 
 def check_capture_layers(layers: Sequence[int], num_layers: int) -> list[int]:
     """Return the layers, or raise InputError unless they ascend from 1 on and the target has them."""
+    if num_layers < 2:
+        raise InputError(f"the target has {num_layers} layers: a head reads states between two; choose another target")
     if not layers or list(layers) != sorted({*layers}) or not layers[0] >= 1 or not layers[-1] < num_layers:
-        remedy = f"[1,{num_layers // 2},{num_layers - 1}]" if num_layers >= 4 else "a target of 4 layers or more"
+        fitting = sorted({1, max(1, num_layers // 2), num_layers - 1})
         raise InputError(
             f"features.capture_layers={[*layers]} does not fit a target of {num_layers} layers: ascending indices "
-            f"from 1 to {num_layers - 1}, usually three; try features.capture_layers={remedy}"
+            f"from 1 to {num_layers - 1}, usually three; set features.capture_layers={json.dumps(fitting)}"
         )
     return list(layers)
 

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
-
 from eagle3.adapters.transformers import has_file, knows_quantization
 from eagle3.errors import InputError
 from eagle3.storage.typed_json import JsonObject
@@ -73,16 +71,4 @@ def require_known_quantization(path: str, revision: str | None, config: dict[str
         raise InputError(
             f"target.path={path} is quantised by quant_method={method}, which this version of transformers does not "
             f"know: it would load weights without their scales; {PLAIN_CHECKPOINT}"
-        )
-
-
-def require_embedded_tokens(path: str, tokenizer: PreTrainedTokenizerBase, text_config: PreTrainedConfig) -> None:
-    """Raise InputError if the tokenizer has ids that the embedding has no row for."""
-    rows, vocabulary = text_config.vocab_size, tokenizer.get_vocab()
-    beyond = sorted((token_id, token) for token, token_id in vocabulary.items() if token_id >= rows)
-    if beyond:
-        token_id, token = beyond[0]
-        raise InputError(
-            f"target.path={path}: its tokenizer has {len(beyond)} tokens beyond the {rows} rows of the embedding, from "
-            f"{token_id} ({token!r}) on; take the tokenizer of these weights, or remove those tokens from it"
         )

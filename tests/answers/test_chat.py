@@ -370,3 +370,14 @@ def test_bad_settings_name_their_key(tmp_path):
     for changes, message in cases:
         with pytest.raises(InputError, match=message):
             Chat(bare, **{**good, **changes})
+
+
+def test_a_text_with_a_token_that_has_no_embedding_is_refused_by_its_name():
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny")
+    rows = len(tokenizer)
+    tokenizer.add_tokens(["<image_soft_token>"])
+    settings = {"template": None, "template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": "auto"}
+    chat = Chat(tokenizer, stop_ids=[2], rows=rows, **settings)
+    assert chat.prompt_ids([{"role": "user", "content": "Look."}])
+    with pytest.raises(RefusedConversation, match=rf"<image_soft_token> \(id {rows}\).* no embedding"):
+        chat.prompt_ids([{"role": "user", "content": "Look: <image_soft_token>"}])

@@ -175,8 +175,12 @@ def test_too_few_layers_name_the_config_key_and_a_choice_that_works(num_layers):
     with pytest.raises(InputError, match=rf"features\.capture_layers=.*{num_layers} layers") as caught:
         default_capture_layers(num_layers)
     choice = str(caught.value).rpartition("features.capture_layers=")[2]
-    if num_layers >= 4:
-        assert check_capture_layers(json.loads(choice), num_layers) == json.loads(choice)
+    assert check_capture_layers(json.loads(choice), num_layers) == json.loads(choice)
+
+
+def test_one_layer_is_too_few_for_any_choice():
+    with pytest.raises(InputError, match="1 layers: .* choose another target"):
+        default_capture_layers(1)
 
 
 @pytest.mark.parametrize("layers", [[0, 4, 5], [2, 2, 5], [5, 4, 2], [2, 4, 8], [-3, 4, 5], []])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from transformers import AutoTokenizer
 
 from eagle3.target.files import read_target_files
 from eagle3.target.model import load_target
@@ -36,3 +37,12 @@ def test_a_hub_target_is_named_with_its_commit(
         assert read_target_files(path="team/tiny", revision=revision).commit == COMMIT
     assert load_target(path="team/tiny", **OPTIONS).identity.revision == COMMIT
     assert load_target(path=str(tiny_path), **OPTIONS).identity.revision is None
+
+
+def test_a_tokenizer_may_have_tokens_beyond_the_embedding(without_weights: Path) -> None:
+    """As gemma-3-1b-it has: no text holds them, and the model was published so."""
+    tokenizer = AutoTokenizer.from_pretrained(without_weights)
+    tokenizer.add_tokens(["<image_soft_token>"])
+    tokenizer.save_pretrained(without_weights)
+    files = read_target_files(path=str(without_weights))
+    assert len(files.tokenizer) == files.text_config.vocab_size + 1
