@@ -59,7 +59,8 @@ def main() -> None:
 def parsed(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="launch_server.py")
     for name in ("model-path", "host", "dtype", "speculative-algorithm", "speculative-draft-model-path",
-                 "speculative-draft-model-quantization", "forward-hooks", "cuda-graph-backend-prefill", "config"):  # fmt: skip
+                 "speculative-draft-model-quantization", "forward-hooks", "cuda-graph-backend-prefill",
+                 "config"):  # fmt: skip
         parser.add_argument(f"--{name}")
     for name in ("port", "tp-size", "max-running-requests", "cuda-graph-max-bs-decode", "base-gpu-id",
                  "speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens",

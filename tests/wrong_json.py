@@ -1,4 +1,4 @@
-"""Every key of a JSON object with values of wrong types: what people and damaged disks make of other programs' files."""
+"""Every key of a JSON object with values of wrong types: what people and damaged disks make of a file."""
 
 import copy
 from collections.abc import Iterator

@@ -101,7 +101,8 @@ def check_d2t(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
         yield "error", f"d2t is {d2t.dtype} {tuple(d2t.shape)} instead of int64 ({size},): SGLang stops; {MAKE_AGAIN}"
         return
     ids = from_offsets(d2t.long())
-    if size > 1 and bool((d2t.diff() > 0).all()):  # offsets stay equal where two neighbours are both drafted
+    # Offsets stay equal where two neighbours are both drafted; where none are, t2d tells.
+    if size > 1 and bool((d2t.diff() > 0).all()) and not _marks(files.tensors.get("t2d"), ids):
         yield "error", "d2t holds target ids: SGLang adds the draft id to each; store d2t - arange(len(d2t))"
     elif not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
         found = f"{int(ids.min())} to {int(ids.max())}, outside 0 to {vocab_size - 1}"
@@ -123,6 +124,11 @@ def check_t2d(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
         yield "skipped", "correct d2t first"
     elif t2d.dtype != torch.bool or t2d.shape != (size,):
         yield "error", f"t2d is {t2d.dtype} {tuple(t2d.shape)} instead of bool ({size},); {MAKE_AGAIN}"
-    elif not torch.equal(t2d.nonzero().flatten(), from_offsets(d2t.long()).sort().values):
+    elif not _marks(t2d, from_offsets(d2t.long())):
         marked = f"t2d ({int(t2d.sum())} marked) does not mark the {len(d2t)} tokens of d2t"
         yield "error", f"{marked}: one of them is wrong; {MAKE_AGAIN}"
+
+
+def _marks(t2d: Tensor | None, ids: Int[Tensor, " D"]) -> bool:
+    """Say whether t2d marks these target ids and no others."""
+    return t2d is not None and t2d.ndim == 1 and torch.equal(t2d.nonzero().flatten(), ids.sort().values)

@@ -1,10 +1,12 @@
 """Checks of a checkpoint's files, before a weight is read: whether it can be a target."""
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from eagle3.adapters.transformers import has_file, knows_quantization
 from eagle3.errors import InputError
-from eagle3.storage.typed_json import JsonObject
+from eagle3.storage.typed_json import JsonObject, Length, Size
 
 PLAIN_CHECKPOINT = "give the checkpoint that it was quantised from, or one that transformers can load"
 OTHER_WAYS = (
@@ -30,7 +32,23 @@ class _Quantization(JsonObject):
     load_in_4bit: bool | None = None
 
 
+Sizes = Size | list[Size | None] | None  # a list: of each layer
+Layers = Annotated[int, Field(ge=1, le=4096)]
+
+
 class _TextConfig(JsonObject):
+    num_hidden_layers: Layers | None = None
+    hidden_size: Size | None = None
+    vocab_size: Size | None = None
+    intermediate_size: Sizes = None
+    moe_intermediate_size: Sizes = None
+    num_attention_heads: Sizes = None
+    num_key_value_heads: Sizes = None
+    head_dim: Sizes = None
+    num_experts: Sizes = None
+    num_local_experts: Sizes = None
+    n_routed_experts: Sizes = None
+    max_position_embeddings: Length | None = None
     quantization_config: _Quantization | None = None
     dtype: str | None = None
     torch_dtype: str | None = None
@@ -40,6 +58,14 @@ class TargetJson(_TextConfig):
     """config.json of a target, as far as it is read here; transformers reads the rest."""
 
     text_config: _TextConfig | None = None
+
+
+class GenerationJson(JsonObject):
+    eos_token_id: int | list[int] | None
+
+
+class TokenizerJson(JsonObject):
+    model_max_length: float
 
 
 def quantization_of(config: dict[str, Any]) -> str | None:

@@ -10,12 +10,14 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
-from eagle3.adapters.transformers import text_part, tokenizer_json
+from eagle3.adapters.transformers import has_file, text_part, tokenizer_json
 from eagle3.errors import InputError, first_line
 from eagle3.storage.files import require_regular, sha256_json
 from eagle3.storage.typed_json import require_types
 from eagle3.target.checkpoint_files import (
+    GenerationJson,
     TargetJson,
+    TokenizerJson,
     parts_of,
     quantization_of,
     require_known_quantization,
@@ -26,6 +28,7 @@ from eagle3.target.tensors import CheckpointTensors
 
 # Keys about how or where a model was loaded or saved, not about which model it is.
 VOLATILE_CONFIG = {"transformers_version", "_name_or_path", "_commit_hash", "dtype", "torch_dtype", "use_cache"}
+GENERATION = "generation_config.json"
 GET_AGAIN = "get the file of that model again"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -123,10 +126,13 @@ def load_config(path: str, *, revision: str | None, trust_remote_code: bool) -> 
 
 def load_tokenizer(path: str, *, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     try:
-        return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:  # of code that comes with the model, too
         remedy = _remedy(error, "put tokenizer.json and tokenizer_config.json next to config.json")
         raise InputError(f"target.path={path} has no usable tokenizer ({first_line(error)}); {remedy}") from error
+    limit = {"model_max_length": tokenizer.model_max_length}
+    require_types(limit, TokenizerJson, source=f"target.path={path}: tokenizer_config.json", remedy=GET_AGAIN)
+    return tokenizer
 
 
 def _remedy(error: Exception, usual: str) -> str:
@@ -139,11 +145,20 @@ def ends_of_turn(
     path: str, revision: str | None, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> frozenset[int]:
     """Return the ids that end a turn when the target generates."""
+    own = has_file(path, GENERATION, revision)
     try:  # as transformers does for a loaded model: from its own file, else from the model's config
-        generation = GenerationConfig.from_pretrained(path, revision=revision or "main")
-    except OSError:
-        generation = GenerationConfig.from_model_config(config)
+        if own:
+            generation = GenerationConfig.from_pretrained(path, revision=revision or "main")
+        else:
+            generation = GenerationConfig.from_model_config(config)
+    except Exception as error:
+        file = GENERATION if own else "config.json"
+        raise InputError(
+            f"target.path={path}: transformers reads no settings of generation from {file} ({first_line(error)}); "
+            f"{GET_AGAIN}"
+        ) from error
     eos = generation.eos_token_id
+    require_types({"eos_token_id": eos}, GenerationJson, source=f"target.path={path}", remedy=GET_AGAIN)
     ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id}
     return frozenset(ids - {None})
 

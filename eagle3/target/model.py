@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from eagle3.errors import InputError, first_line
-from eagle3.target.checkpoint_files import PLAIN_CHECKPOINT, OTHER_WAYS
+from eagle3.target.checkpoint_files import OTHER_WAYS, PLAIN_CHECKPOINT
 from eagle3.target.device import resolve_device
 from eagle3.target.facts import TargetConfig, target_config
 from eagle3.target.files import GET_AGAIN, TargetFiles, read_target_files
@@ -149,7 +149,8 @@ def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
         keys = f"target.path={files.path}" + (f" target.attention={attention}" if attention else "")
         if scheme := files.quantization:
             raise NotLoadable(
-                f"{keys} is quantised ({scheme}), and transformers cannot load it here ({first_line(error)}); {OTHER_WAYS}"
+                f"{keys} is quantised ({scheme}), and transformers cannot load it here ({first_line(error)}); "
+                f"{OTHER_WAYS}"
             ) from error
         raise InputError(f"{keys} cannot be loaded: {first_line(error)}") from error
     if report["missing_keys"]:  # transformers only warns, and would continue with random numbers

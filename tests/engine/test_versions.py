@@ -10,7 +10,13 @@ import pytest
 import torch
 from serving_fixtures import launch_settings, sglang_site
 
-from eagle3.engine.versions import capture_flags, count_gpus, find_sglang, require_capture
+from eagle3.engine.versions import (
+    capture_flags,
+    count_gpus,
+    find_sglang,
+    require_capture,
+    takes_ids_for_inputs,
+)
 from eagle3.errors import InputError
 
 SIZES: dict[str, Any] = {"dtype": "bfloat16", "batch_tokens": 512, "most_bytes": 1}
@@ -98,3 +104,22 @@ def test_a_model_that_hands_over_no_states_is_reported_and_not_skipped(tmp_path:
     for aux, reason in [((), "did not see all rows"), ((torch.zeros(2, 12),), "are 12 wide, not those of 1 layers")]:
         hook(None, (*arguments, *aux), None)
         assert reason in (tmp_path / eagle3_capture.FAILED).read_text()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "by_first"),
+    [
+        ("deepseek_v3", True),
+        ("deepseek_v32", True),
+        ("kimi_k2", True),
+        ("glm_moe_dsa", True),
+        ("glm4_moe_lite", True),
+        ("mistral_large_3", True),
+        ("glm4_moe", False),
+        ("mistral", False),
+        ("llama", False),
+    ],
+)
+def test_targets_whose_layer_ids_sglang_reads_by_the_first_one(model_type: str, by_first: bool) -> None:
+    assert takes_ids_for_inputs(model_type, [2, 4, 6]) == by_first
+    assert not takes_ids_for_inputs(model_type, [1, 4, 6])

@@ -20,6 +20,7 @@ from exported_head import (
     random_head,
     setting,
 )
+from two_layer_head import TwoLayers
 
 from eagle3.head_files.files import read_files
 from eagle3.head_files.finding import Finding, TargetFacts
@@ -329,6 +330,22 @@ def test_for_deepseek_targets_sglang_adds_one_only_to_ids_that_start_with_1(
     [finding] = [item for item in findings_of(exported, deepseek) if item.check == "layer_ids"]
     remedy = f"for SGLang alone set {LAYER_KEY} to [3, 4, 5] and remove {IDS} from the top level"
     assert (finding.level, remedy in finding.message) == ("warning", True)
+
+
+def test_a_head_of_a_kind_of_your_own_is_not_advised_to_be_another_one(exported: Editable, facts: TargetFacts) -> None:
+    exported.training = None
+    exported.config["architectures"] = [TwoLayers.architecture]
+    found = {item.check: item for item in findings_of(exported, facts)}
+    assert found["servers"].level == "warning"
+    assert found["servers"].message.startswith("none of SGLang, vLLM, llama.cpp can serve this head; SGLang cannot: it")
+    assert {name for name, item in found.items() if item.level == "error"} == {"tensors"}  # of a second layer
+
+
+def test_offsets_of_tokens_without_neighbours_are_offsets(exported: Editable, facts: TargetFacts) -> None:
+    ids = torch.arange(10, 10 + 3 * 64, 3)
+    exported.tensors |= {"d2t": ids - torch.arange(64), "t2d": torch.zeros(4096, dtype=torch.bool)}
+    exported.tensors["t2d"][ids] = True
+    assert levels(findings_of(exported, facts)) == {}
 
 
 def test_another_chat_template_is_a_warning(exported: Editable, facts: TargetFacts) -> None:

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exported_head import Editable
+from exported_head import Editable, edit_json
 from serving_fixtures import launch_settings, sglang_site
 from stores import ASSETS
+from two_layer_head import TwoLayers
 
 from eagle3.engine.draft import Draft, write_adaptive
 from eagle3.errors import InputError
 from eagle3.serving.server.launch import launch
-from eagle3.target.files import TargetFiles
+from eagle3.target.files import TargetFiles, read_target_files
 
 TINY = ASSETS / "tiny"
 CHAIN: dict[str, Any] = {"steps": 3, "topk": 1, "draft_tokens": None}
@@ -129,3 +130,37 @@ def test_a_missing_sglang_is_reported_before_the_table_of_the_head(
     with caplog.at_level("INFO"), pytest.raises(InputError, match="has no SGLang"):
         launch(settings, target_files, Draft(head=str(head_folder), **CHAIN), dry_run=False, folder=tmp_path)
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("launched", "refused"),
+    [
+        ({}, True),
+        ({"dtype": "float16"}, False),
+        ({"dtype": "half"}, False),
+        ({"extra_flags": {"dtype": "half"}}, False),
+    ],
+)
+def test_a_head_in_another_dtype_than_the_target_is_launched_where_sglang_is_told_one_for_both(
+    launched: dict[str, Any], refused: bool, tmp_path: Path, exported: Path, without_weights: Path
+) -> None:
+    edit_json(without_weights / "config.json", dtype="float16")
+    target = read_target_files(path=str(without_weights))
+    settings, draft = launch_settings(tmp_path, **launched), Draft(head=str(exported), **CHAIN)
+    if refused:
+        with pytest.raises(InputError, match="must not be served: dtype"):
+            launch(settings, target, draft, dry_run=True, folder=tmp_path)
+    else:
+        launch(settings, target, draft, dry_run=True, folder=tmp_path)
+
+
+def test_a_head_of_a_kind_that_sglang_does_not_know_is_not_launched(
+    tmp_path: Path, exported: Path, target_files: TargetFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    (exported / "training.json").unlink()
+    edit_json(exported / "config.json", architectures=[TwoLayers.architecture])
+    draft = Draft(head=str(exported), **CHAIN)
+    with caplog.at_level("INFO"), pytest.raises(InputError, match="must not be served: servers"):
+        launch(launch_settings(tmp_path), target_files, draft, dry_run=True, folder=tmp_path)
+    assert "SGLang cannot: it does not know heads of kind two_layer" in caplog.text
+    assert "set it to" not in caplog.text
