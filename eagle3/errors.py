@@ -15,7 +15,7 @@ class InputError(ValueError):
 
     It is one line; what would steer a terminal, such as an escape in the name of a tensor, is shown as an escape."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str = "") -> None:
         super().__init__(escaped(message))
 
 

@@ -35,8 +35,8 @@ def check_model(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     config = files.config
     for key in ("hidden_size", "vocab_size"):
         if config.get(key) != getattr(facts.config, key):
-            found = f"{key}={config.get(key)}, this target has {getattr(facts.config, key)}"
-            yield "error", f"{found}: it is a head of another target; give the target that it was trained on"
+            sizes = f"{key}={config.get(key)}, this target has {getattr(facts.config, key)}"
+            yield "error", f"{sizes}: it is a head of another target; give the target that it was trained on"
     if kind_of(files) is not EAGLE3:  # check_servers says that no server knows it
         head_config(files)
         return

@@ -57,8 +57,8 @@ def other_precision(trained: TargetIdentity, served: TargetIdentity) -> str | No
         return None
     return (
         f"the head was trained on {trained.name} in {trained.precision}, this target is {served.name} in "
-        f"{served.precision} ({differing} differ): if it is the same model, measure how well the head drafts for it; if "
-        f"it is another fine-tune, give the target of the training"
+        f"{served.precision} ({differing} differ): if it is the same model, measure how well the head drafts for it; "
+        f"if it is another fine-tune, give the target of the training"
     )
 
 

@@ -35,7 +35,7 @@ class StoredTarget(TargetFiles):
 
     @property
     def weights_bytes(self) -> int:
-        return self.tensors.bytes
+        return self.tensors.size
 
     @cached_property
     def _names(self) -> "TensorNames":

@@ -54,7 +54,8 @@ class CheckpointTensors:
                 raise self._unreadable(self.file_of[name], error) from None
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
+        """In bytes."""
         return sum((self.folder / file).stat().st_size for file in {*self.file_of.values()})
 
     def hash(self) -> str:

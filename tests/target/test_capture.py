@@ -179,7 +179,7 @@ def test_too_few_layers_name_the_config_key_and_a_choice_that_works(num_layers):
 
 
 def test_one_layer_is_too_few_for_any_choice():
-    with pytest.raises(InputError, match="1 layers: .* choose another target"):
+    with pytest.raises(InputError, match=r"1 layers: .* choose another target"):
         default_capture_layers(1)
 
 

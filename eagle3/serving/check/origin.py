@@ -38,8 +38,8 @@ def check_layer_ids(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
         yield (
             "warning",
             f"layer ids {ids} do not start with 1: for targets of model_type={facts.config.model_type} SGLang then "
-            f"takes them for inputs of layers; train with features.capture_layers that start with 2, or for SGLang alone set "
-            f"{IDS_KEY} to {layers} and remove {LAYER_IDS} from the top level",
+            f"takes them for inputs of layers; train with features.capture_layers that start with 2, or for SGLang "
+            f"alone set {IDS_KEY} to {layers} and remove {LAYER_IDS} from the top level",
         )
 
 
