@@ -62,7 +62,7 @@ class TargetFiles:
     @cached_property
     def identity(self) -> TargetIdentity:
         """Which model this is, by its files: the same whatever transformers makes of them when it loads them."""
-        return identity_of(self, self.tensors.hash())
+        return identity_of(self, self.tensors.hash(self.text_config.num_hidden_layers))
 
     @cached_property
     def text_config(self) -> PreTrainedConfig:

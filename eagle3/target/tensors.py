@@ -1,7 +1,8 @@
 """The tensors of a checkpoint, read from its files: by name, and a hash of samples of all of them."""
 
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,10 @@ from eagle3.storage.typed_json import WeightIndex, read_typed
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SAMPLE = 1024  # values at the start, in the middle and at the end of a tensor
-COMPUTED = "rotary_emb.inv_freq"  # old checkpoints store what the config says
+# Not of the text model: what old checkpoints store of the config, towers, and parts that predict several tokens. The
+# last may also be layers with numbers of their own. Copies that others saved often lack them.
+ELSEWHERE = re.compile(r"rotary_emb\.inv_freq$|(^|\.)(mtp|\w*(vision|visual|audio|image|projector)\w*)\.")
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 ROUNDED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -58,22 +62,23 @@ class CheckpointTensors:
         """In bytes."""
         return sum((self.folder / file).stat().st_size for file in {*self.file_of.values()})
 
-    def hash(self) -> str:
-        """Return the hash of samples of every tensor as it is stored: quick at any size, and another value after any
-        fine-tuning, also of experts and routers alone.
+    def hash(self, num_layers: int) -> str:
+        """Return the hash of samples of every tensor of the text model, as it is stored: quick at any size, and another
+        value after any fine-tuning, also of experts and routers alone.
 
         It does not depend on names, on the order or number of files, nor on a copy of a tied lm_head."""
-        digests = {hashlib.sha256(sample).digest() for sample in self._samples()}
+        names = [name for name in self.file_of if _is_of_text(name, num_layers)]
+        digests = {hashlib.sha256(sample).digest() for sample in self._samples(names)}
         return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
 
-    def _samples(self) -> Iterator[bytes]:
-        names: dict[str, list[str]] = {}
-        for name, file in self.file_of.items():
-            names.setdefault(file, []).append(name)
-        for file, of_file in names.items():
+    def _samples(self, names: Iterable[str]) -> Iterator[bytes]:
+        by_file: dict[str, list[str]] = {}
+        for name in names:
+            by_file.setdefault(self.file_of[name], []).append(name)
+        for file, of_file in by_file.items():
             with self._open(file) as tensors:
                 try:
-                    yield from (_sample(tensors, name) for name in of_file if not name.endswith(COMPUTED))
+                    yield from (_sample(tensors, name) for name in of_file)
                 except SafetensorError as error:
                     raise self._unreadable(file, error) from None
 
@@ -88,6 +93,11 @@ class CheckpointTensors:
             f"target.path={self.path}: {file} cannot be read ({first_line(error)}); it is missing, cut, or a pointer "
             f"of Git LFS in its place: fetch it again"
         )
+
+
+def _is_of_text(name: str, num_layers: int) -> bool:
+    layer = LAYER.search(name)
+    return not ELSEWHERE.search(name) and (layer is None or int(layer[1]) < num_layers)
 
 
 def _sample(file: Any, name: str) -> bytes:
