@@ -69,7 +69,8 @@ FOUND = {
     ],
     "CRYPTO_WALLET": [  # addresses of documentation, of foundations, or made here
         "pay ⟦1A1zP1eP5QGefi2DMPTfTL5SLmv7DivfNa⟧ now",
-        "tip: ⟦bc1qw508d6qejxtdg4y5r3zarvary0c5xw7kv8f3t4⟧", "⟦BC1QW508D6QEJXTDG4Y5R3ZARVARY0C5XW7KV8F3T4⟧ in caps",
+        "tip: ⟦bc1qw508d6qejxtdg4y5r3zarvary0c5xw7kv8f3t4⟧",
+        "⟦BC1QW508D6QEJXTDG4Y5R3ZARVARY0C5XW7KV8F3T4⟧ as QR",
         "to ⟦bc1p0xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vqzk5jj0⟧!",
         "my wallet is ⟦0x52908400098527886E0F7030069857D2E4169EE7⟧, is it right?",
         "⟦15oF4uVJwmo4TdGW7VfQxNLavjCXviqxT9S1MgbjMNHr6Sp5⟧ on Polkadot",
@@ -170,7 +171,7 @@ FOUND = {
         f"Why does '⟦{PEM}⟧' not work?",
         "my key ⟦5HueCGU8rMjxEXxiPuD5BDku4MkFqeZyd4dZ1jvhTVqvbTLvyTJ⟧ does not import",
         f"private key: ⟦0x{HEX}{HEX}⟧",
-        "My seed phrase is ⟦legal winner thank year wave sausage worth useful legal winner thank yellow⟧ and it fails",
+        "my seed phrase is ⟦legal winner thank year wave sausage worth useful legal winner thank yellow⟧ and fails",
         "Recovery phrase: 1. ⟦legal 2. winner 3. thank 4. year 5. wave 6. sausage 7. worth 8. useful 9. legal 10. winner"
         " 11. thank 12. yellow⟧",
     ],
