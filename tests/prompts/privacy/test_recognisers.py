@@ -172,7 +172,7 @@ FOUND = {
         "my key ⟦5HueCGU8rMjxEXxiPuD5BDku4MkFqeZyd4dZ1jvhTVqvbTLvyTJ⟧ does not import",
         f"private key: ⟦0x{HEX}{HEX}⟧",
         "my seed phrase is ⟦legal winner thank year wave sausage worth useful legal winner thank yellow⟧ and fails",
-        "Recovery phrase: 1. ⟦legal 2. winner 3. thank 4. year 5. wave 6. sausage 7. worth 8. useful 9. legal 10. winner"
+        "Recovery phrase: 1. ⟦legal 2. winner 3. thank 4. year 5. wave 6. sausage 7. worth 8. useful 9. legal 10. wrist"
         " 11. thank 12. yellow⟧",
     ],
     "URL_PASSWORD": ['"url": "⟦redis://:3cXHxAzfQ3@db3.firma-nord.de⟧:6379/main"'],
