@@ -9,7 +9,7 @@ from eagle3.prompts.reading.sources import Source, configured_sources, plain_sou
 
 LIBRARIES = (  # of the extra `prompts`, by import name
     "datasets", "datasketch", "duckdb", "license_expression", "loky", "phonenumbers", "publicsuffixlist", "py3langid",
-    "pyarrow", "stdnum", "xxhash",
+    "pyarrow", "regex", "stdnum", "xxhash",
 )  # fmt: skip
 
 __all__ = ["LIBRARIES", "Prompt", "Refused", "Source", "configured_sources", "plain_source", "read_prompts"]

@@ -30,7 +30,9 @@ ROWS = [  # for the stage's output files
 COMPARED = [  # for the selection; only rows that passed have them
     ("id_hash", pyarrow.uint64()),
     ("text_hash", pyarrow.uint64()),
+    ("mode_hash", pyarrow.uint64()),
     ("shingles", pyarrow.list_(pyarrow.uint64())),
+    ("answers", pyarrow.list_(pyarrow.uint64())),  # the shingles of kept answers
     ("cell", pyarrow.int32()),  # of the traffic mix
 ]
 SUMMARY = "summary"
@@ -55,7 +57,8 @@ class ChunkWriter:
     def keep(self, line: int, prompt: Prompt, signature: Signature, cell: int | None) -> None:
         self.prompts += 1
         written = {"record": json_line(prompt.record()), "license": prompt.license or "", "origin": prompt.source}
-        compared = {"id_hash": signature.id, "text_hash": signature.text, "shingles": signature.shingles, "cell": cell}
+        hashes = {"id_hash": signature.id, "text_hash": signature.text, "mode_hash": signature.mode}
+        compared = {**hashes, "shingles": signature.shingles, "answers": signature.answers, "cell": cell}
         bands = dict(zip(band_names(len(signature.bands)), signature.bands, strict=True))
         self._add({"line": line, "id": prompt.id, **written, **compared, **bands}, len(written["record"]))
 

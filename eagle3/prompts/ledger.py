@@ -37,15 +37,16 @@ class Counts:
 
 
 def write_prompts(
-    folder: Path, sources: list[Source], chunks: list[ScannedChunk], selection: Selection
+    folder: Path, sources: list[Source], chunks: list[ScannedChunk], selection: Selection, *, held_out: bool = False
 ) -> dict[str, Counts]:
-    """Write the files, in the order of the sources, and count by source."""
+    """Write the files of one side of the selection, in the order of the sources, and count by source."""
     counts = {source.name: Counts() for source in sources}
     lines = 0  # of the file, before the chunk
     with atomic_write(folder / "rejects.jsonl") as rejects, atomic_write(folder / "prompts.jsonl") as prompts:
         for number, chunk in enumerate(chunks):
             name = sources[chunk.source].name
-            count, reasons, repeated_ids = counts[name], selection.reasons(number), selection.repeated_ids(number)
+            count, repeated_ids = counts[name], selection.repeated_ids(number)
+            reasons = selection.reasons(number, held_out=held_out)
             count.rows += chunk.summary["rows"]
             for check, found in chunk.summary["counts"].items():
                 count.found.setdefault(check, Counter()).update(found)

@@ -5,7 +5,7 @@ from typing import Any
 
 from eagle3.prompts.filters import LanguageCheck, LengthCheck
 from eagle3.prompts.licenses.rules import LicenseCheck, LicenseRules
-from eagle3.prompts.overlap.duplicates import KnownCheck, Signer
+from eagle3.prompts.overlap.duplicates import Signer, known_files
 from eagle3.prompts.overlap.leaks import LeakCheck, read_benchmarks
 from eagle3.prompts.privacy import Privacy
 from eagle3.prompts.reading.prompt import Check, Prompt
@@ -31,15 +31,13 @@ class Rules:
         self.benchmarks = read_benchmarks(settings["decontamination"]["benchmarks"])
         self.duplicates = DuplicateSettings(**settings["duplicates"])
         self.signer = Signer(self.duplicates)
-        self.known = KnownCheck(self.duplicates.known) if self.duplicates.known else None
+        self.known = known_files(self.duplicates.known)
         self.traffic = TrafficMix(**settings["traffic"]) if settings["traffic"] else None
         self.markers = markers
         self._common: list[Check] = [TargetMarkersCheck(markers)] if markers else []
         self._common += [LanguageCheck(**settings["language"]), privacy]
         if self.benchmarks:
             self._common.append(LeakCheck(self.benchmarks, settings["decontamination"]["dropped_words"]))
-        if self.known:
-            self._common.append(self.known)
 
     def checks(self, source: Source) -> list[Check]:
         """Return the checks for a row of the source, in order."""
@@ -52,8 +50,7 @@ class Rules:
         """Return everything that the result depends on, except the sources: settings, and the state of their files."""
         files = [benchmark.state for benchmark in self.benchmarks]
         files.append([file_state(str(file)) for file in self.privacy.files()])
-        if self.known is not None:
-            files.append([file_state(str(file)) for file in self.known.files()])
+        files.append([file_state(str(file)) for file in self.known.values()])
         if self.traffic is not None:
             files.append(self._sample_source(self.traffic).fingerprint())
         markers = {"markers": self.markers.plain()} if self.markers else {}

@@ -1,6 +1,7 @@
-"""Selects the prompts to keep, by DuckDB: no duplicates, within the limits, drawn for the traffic mix.
+"""Selects the prompts to keep, by DuckDB: no duplicates, within the limits, drawn for the traffic mix, or held out.
 
-Rows, including refused ones, are numbered from 0 in the order of the sources. Data beyond MEMORY is on disk.
+Rows, including refused ones, are numbered from 0 in the order of the sources; prompts that earlier runs kept, below 0.
+Data beyond MEMORY is on disk.
 """
 
 import glob
@@ -20,13 +21,26 @@ from eagle3.settings.prompts import DuplicateSettings
 MEMORY = "1GB"
 BATCH = 64 * 2**20  # bytes of the shingles that are compared at a time
 EXACT, ID, NEAR = "exact duplicate", "duplicate id", "near duplicate"
+KNOWN = "known"  # how the reasons begin that name an earlier run
 SOURCE_LIMIT, MIX, LIMIT = "past the limit of the source", "not drawn for the traffic mix", "past prompts.limit"
+HELD_OUT, NOT_HELD_OUT = "held out", "not held out"  # why a prompt is in one of the two sets only
 
 
 class Selection:
-    """A database of the rows in `chunks`. In its table `fates`, `reason` is NULL for a prompt that is kept."""
+    """A database of the rows in `chunks`. In its table `fates`, `reason` is NULL for a prompt that is kept.
 
-    def __init__(self, folder: Path, chunks: list[ScannedChunk], *, threads: int):
+    known: the chunks of earlier runs' prompts; each `source` there is an index of `folders`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        chunks: list[ScannedChunk],
+        known: list[ScannedChunk],
+        folders: list[str],
+        *,
+        threads: int,
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "selection.duckdb").unlink(missing_ok=True)  # from a run that was killed
         self.db = duckdb.connect(
@@ -35,21 +49,24 @@ class Selection:
         )
         self.starts = [0, *accumulate(chunk.summary["rows"] for chunk in chunks)]
         self.cuts: dict[int, int] = {}  # source → its first prompt past its limit
-        self._open(chunks)
+        self._open(chunks, known, folders)
 
     def close(self) -> None:
         self.db.close()
 
-    def _open(self, chunks: list[ScannedChunk]) -> None:
+    def _open(self, chunks: list[ScannedChunk], known: list[ScannedChunk], folders: list[str]) -> None:
         sources = [chunk.source for chunk in chunks]
+        before = list(accumulate((-chunk.summary["rows"] for chunk in reversed(known)), initial=0))[:0:-1]
         files = {
-            "filename": [str(chunk.path) for chunk in chunks],
-            "pattern": [glob.escape(str(chunk.path)) for chunk in chunks],
-            "start": self.starts[:-1],
-            "source": sources,
-            "source_start": [self.starts[sources.index(source)] for source in sources],
+            "filename": [str(chunk.path) for chunk in (*known, *chunks)],
+            "pattern": [glob.escape(str(chunk.path)) for chunk in (*known, *chunks)],
+            "start": [*before, *self.starts[:-1]],
+            "source": [chunk.source for chunk in known] + sources,
+            "source_start": [*before, *(self.starts[sources.index(source)] for source in sources)],
         }
         self._store("chunks", pyarrow.table(files))
+        owners = pyarrow.array([f"{KNOWN}: {folder}" for folder in folders], pyarrow.string())
+        self._store("owners", pyarrow.table({"source": range(len(folders)), "owner": owners}))
         self.db.execute("""
             SET preserve_insertion_order = false;
             SET VARIABLE files = (SELECT list(pattern) FROM chunks);
@@ -61,7 +78,8 @@ class Selection:
                 reason || CASE WHEN repeated < source_start THEN ' of another source' ELSE '' END;
             CREATE TABLE prompts AS
                 SELECT number, source, source_start, id_hash AS id, text_hash AS text, cell
-                FROM scanned WHERE reason IS NULL;
+                FROM scanned WHERE reason IS NULL AND number >= 0;
+            CREATE TABLE known AS SELECT number, source, text_hash AS text FROM scanned WHERE number < 0;
         """)
 
     def _store(self, name: str, arrow: pyarrow.Table) -> None:
@@ -71,37 +89,43 @@ class Selection:
     def apply(self, duplicates: DuplicateSettings, sources: list[Source]) -> None:
         """Find duplicates, and prompts past their source's limit, which do not make later ones duplicates.
 
-        Prompts are duplicates of an earlier kept one by their text, or by a Jaccard similarity of `threshold` or more.
+        Prompts are duplicates of an earlier kept one of the same mode if their texts are equal, or if questions and
+        answers both have a Jaccard similarity of `threshold` or more.
         """
         if duplicates.near:
-            self._find_similar(duplicates)
+            texts = "SELECT text, number FROM prompts UNION ALL SELECT text, number FROM known"
+            self._find_similar("alike", texts, duplicates, within_modes=True)
+        self._find_known(near=duplicates.near)
         self._find_duplicates(duplicates)
         for number, source in enumerate(sources):
             if source.limit is not None and (cut := self._first_past(source.limit, f"source = {number}")) is not None:
                 self.cuts[number] = cut
                 self._find_duplicates(duplicates)
 
-    def _find_similar(self, duplicates: DuplicateSettings) -> None:
-        """Fill the table `alike` with pairs of similar texts, whether or not their prompts will be kept.
+    def _find_similar(self, name: str, texts: str, duplicates: DuplicateSettings, *, within_modes: bool) -> None:
+        """Fill the table `name` with pairs of similar texts of `texts`, whether or not their prompts will be kept.
+
+        within_modes: compare prompts of one mode, with their answers; else all, by their questions alone.
 
         Texts are compared if they share a band. Each is compared with at most `comparisons` earlier ones: the first of
         each band, and of these the ones that share the most bands. (Thousands of prompts of one template share bands.)
         """
-        self.db.execute("""
-            CREATE TABLE texts AS SELECT text, min(number) AS number FROM prompts GROUP BY text;
+        self.db.execute(f"""
+            CREATE OR REPLACE TABLE texts AS SELECT text, min(number) AS number FROM ({texts}) GROUP BY text;
             CREATE TABLE sharing (later INTEGER, earlier INTEGER);
         """)
         for band in band_names(duplicates.bands):
+            key = f"xor({band}, mode_hash)" if within_modes else band
             self.db.execute(f"""
                 INSERT INTO sharing
-                WITH keys AS (SELECT number, {band} AS key FROM scanned SEMI JOIN texts USING (number)),
+                WITH keys AS (SELECT number, {key} AS key FROM scanned SEMI JOIN texts USING (number)),
                 repeated AS (SELECT key FROM keys GROUP BY key HAVING count(*) > 1),
                 members AS (
-                    SELECT number, key, row_number() OVER (PARTITION BY key ORDER BY number) AS place
+                    SELECT number, key, row_number() OVER (PARTITION BY key, number < 0 ORDER BY number) AS place
                     FROM keys SEMI JOIN repeated USING (key)
                 )
-                SELECT a.number, b.number FROM members AS a JOIN members AS b ON a.key = b.key AND a.place > b.place
-                WHERE b.place <= {duplicates.comparisons}
+                SELECT a.number, b.number FROM members AS a JOIN members AS b ON a.key = b.key AND a.number > b.number
+                WHERE a.number >= 0 AND b.place <= {duplicates.comparisons}
             """)
         self.db.execute(f"""
             CREATE TABLE pairs AS
@@ -110,39 +134,59 @@ class Selection:
                     <= {duplicates.comparisons};
             DROP TABLE sharing;
             CREATE TABLE candidates AS
-                SELECT number, text_hash AS text, shingles FROM scanned
-                SEMI JOIN (SELECT later AS number FROM pairs UNION SELECT earlier FROM pairs) USING (number);
+                SELECT number, text_hash AS text, shingles, {"answers" if within_modes else "[]::UBIGINT[]"} AS answers
+                FROM scanned SEMI JOIN (SELECT later AS number FROM pairs UNION SELECT earlier FROM pairs)
+                USING (number);
         """)
-        self._compare_pairs(duplicates.threshold)
-        self.db.execute("DROP TABLE candidates; DROP TABLE batches")
+        self._compare_pairs(name, duplicates.threshold)
+        self.db.execute("DROP TABLE pairs; DROP TABLE candidates; DROP TABLE batches")
 
-    def _compare_pairs(self, threshold: float) -> None:
-        """Compare in batches: DuckDB keeps the shingles of 2,048 joined rows in memory, however long they are."""
+    def _compare_pairs(self, name: str, threshold: float) -> None:
+        """Compare in batches: DuckDB keeps the shingles of 2,048 joined rows in memory, however long they are.
+
+        Answers are compared where both texts have some: prompts that an earlier run kept may have none.
+        """
         self.db.execute(f"""
-            CREATE TABLE alike (one UBIGINT, other UBIGINT, shared BIGINT);
+            CREATE TABLE {name} (one UBIGINT, other UBIGINT, shared BIGINT);
             CREATE TABLE batches AS
-                WITH sizes AS (SELECT number, 8 * len(shingles) AS size FROM candidates)
+                WITH sizes AS (SELECT number, 8 * (len(shingles) + len(answers)) AS size FROM candidates)
                 SELECT later, earlier, shared, sum(a.size + b.size) OVER (ORDER BY later, earlier) // {BATCH} AS batch
                 FROM pairs JOIN sizes AS a ON a.number = later JOIN sizes AS b ON b.number = earlier;
         """)
         for [batch] in self.db.execute("SELECT DISTINCT batch FROM batches ORDER BY batch").fetchall():
             self.db.execute(f"""
-                INSERT INTO alike
+                INSERT INTO {name}
                 WITH compared AS (
                     SELECT a.text AS one, b.text AS other, shared,
                         len(list_intersect(a.shingles, b.shingles)) AS common,
-                        len(a.shingles) + len(b.shingles) AS total
+                        len(a.shingles) + len(b.shingles) AS total,
+                        len(list_intersect(a.answers, b.answers)) AS common_answers,
+                        len(a.answers) + len(b.answers) AS total_answers,
+                        len(a.answers) = 0 OR len(b.answers) = 0 AS unanswered
                     FROM (SELECT * FROM batches WHERE batch = {batch})
                     JOIN candidates AS a ON a.number = later JOIN candidates AS b ON b.number = earlier
                 )
-                SELECT one, other, shared FROM compared WHERE common / (total - common) >= {threshold}
+                SELECT one, other, shared FROM compared
+                WHERE common / (total - common) >= {threshold}
+                    AND (unanswered OR common_answers / (total_answers - common_answers) >= {threshold})
             """)
+
+    def _find_known(self, *, near: bool) -> None:
+        """Fill `known_texts` with the texts that earlier runs have, or, if `near`, have nearly."""
+        similar = "UNION ALL SELECT one, source, ' has a near duplicate' FROM alike JOIN known ON known.text = other"
+        self.db.execute(f"""
+            CREATE TABLE known_texts AS
+                SELECT text, min_by(owner || what, (what, source)) AS reason
+                FROM (SELECT text, source, ' has it' AS what FROM known {similar if near else ""})
+                JOIN owners USING (source) GROUP BY text
+        """)
 
     def _find_duplicates(self, duplicates: DuplicateSettings) -> None:
         """Fill `fates`: duplicates among the prompts within the limits of their sources, and those past the limits."""
         past = " OR ".join(f"source = {source} AND number >= {cut}" for source, cut in self.cuts.items()) or "false"
         self.db.execute(f"""
-            CREATE OR REPLACE TABLE fates AS SELECT *, NULL::VARCHAR AS reason FROM prompts WHERE NOT ({past})
+            CREATE OR REPLACE TABLE fates AS
+                SELECT prompts.*, known_texts.reason FROM prompts LEFT JOIN known_texts USING (text) WHERE NOT ({past})
         """)
         for column, reason in _steps(duplicates):
             first = f"(SELECT {column}, min(number) AS first FROM fates WHERE reason IS NULL GROUP BY {column})"
@@ -196,6 +240,16 @@ class Selection:
         query = "SELECT reason, count(*) FROM fates WHERE reason IS NOT NULL AND source = ? GROUP BY reason"
         return Counter(dict(self.db.execute(query, [source]).fetchall()))
 
+    def other_modes(self, bands: int) -> int:
+        """Count the kept prompts with a question that another one has in another mode, but for the first of each."""
+        question = f"hash({', '.join(band_names(bands))})"
+        [[number]] = self.db.execute(f"""
+            SELECT count(DISTINCT hash(question, mode_hash)) - count(DISTINCT question)
+            FROM (SELECT {question} AS question, mode_hash FROM scanned
+                  SEMI JOIN (SELECT number FROM fates WHERE reason IS NULL) USING (number))
+        """).fetchall()
+        return number
+
     def draw(self, mix: TrafficMix, sample: Counter[int]) -> dict:
         """Keep the number of prompts of each cell that the mix wants, by a hash of text and seed; return its report."""
         counts = self.db.execute("SELECT cell, count(*) FROM fates WHERE reason IS NULL GROUP BY cell").fetchall()
@@ -214,17 +268,70 @@ class Selection:
         if (past := self._first_past(limit)) is not None:
             self._refuse(f"number >= {past}", f"'{LIMIT}'")
 
-    def reasons(self, chunk: int) -> dict[int, str]:
-        """Return the reasons for refusing prompts of a chunk, by their row in it."""
-        query = "SELECT number, reason FROM fates WHERE reason IS NOT NULL AND number >= ? AND number < ?"
+    def hold_out(self, wanted: int, duplicates: DuplicateSettings, seed: int) -> int:
+        """Hold out up to `wanted` of the kept prompts, in groups of similar questions; return their number.
+
+        Groups are drawn by a hash of text and seed.
+
+        Prompts of one question in several modes, or with several answers, are one group, and so is a chain of near
+        duplicates. A group that is larger than the number that is still missing is left to the training.
+        """
+        kept = "SELECT text, number FROM fates WHERE reason IS NULL"
+        self._find_similar("related", kept, duplicates, within_modes=False)
+        self._store("roots", self._roots())
+        groups = self.db.execute(f"""
+            CREATE TABLE grouped AS
+                SELECT number, coalesce(root, text) AS root FROM ({kept}) LEFT JOIN roots USING (text);
+            SELECT root, count(*) FROM grouped GROUP BY root ORDER BY md5(concat(root, ':{seed}')), root
+        """)
+        drawn, missing = array("Q"), wanted
+        while missing and (rows := groups.fetchmany(10_000)):
+            for root, size in rows:
+                if size <= missing:
+                    missing -= size
+                    drawn.append(root)
+        self._store("drawn", pyarrow.table({"root": pyarrow.array(drawn, pyarrow.uint64())}))
+        join = "JOIN (SELECT number AS held FROM grouped SEMI JOIN drawn USING (root)) ON number = held"
+        self._refuse("held IS NOT NULL", f"'{HELD_OUT}'", join)
+        return wanted - missing
+
+    def _roots(self) -> pyarrow.Table:
+        """Return the texts of `related`, each with the smallest text of its group."""
+        root: dict[int, int] = {}
+
+        def find(text: int) -> int:
+            while (above := root.setdefault(text, text)) != text:
+                root[text] = root[above]
+                text = above
+            return text
+
+        pairs = self.db.execute("SELECT one, other FROM related")
+        while rows := pairs.fetchmany(10_000):
+            for one, other in rows:
+                first, second = sorted((find(one), find(other)))
+                root[second] = first
+        texts, roots = array("Q", root), array("Q", map(find, root))
+        return pyarrow.table(
+            {"text": pyarrow.array(texts, pyarrow.uint64()), "root": pyarrow.array(roots, pyarrow.uint64())}
+        )
+
+    def reasons(self, chunk: int, *, held_out: bool = False) -> dict[int, str]:
+        """Return the reasons for refusing prompts of a chunk, by their row in it: from those to train on, or from those
+        that are held out.
+        """
+        other = f"CASE WHEN reason IS NULL THEN '{NOT_HELD_OUT}' ELSE nullif(reason, '{HELD_OUT}') END"
+        query = f"""
+            SELECT number, {other if held_out else "reason"} AS why FROM fates
+            WHERE why IS NOT NULL AND number >= ? AND number < ?
+        """
         start, end = self.starts[chunk], self.starts[chunk + 1]
         return {number - start: reason for number, reason in self.db.execute(query, [start, end]).fetchall()}
 
     def repeated_ids(self, chunk: int) -> set[int]:
-        """Return the kept prompts of a chunk whose id an earlier kept prompt has, by their row in it."""
-        self.db.execute("""
+        """Return the prompts of a chunk, kept or held out, whose id an earlier one of them has, by their row in it."""
+        self.db.execute(f"""
             CREATE TABLE IF NOT EXISTS repeated AS
-                SELECT number FROM fates WHERE reason IS NULL
+                SELECT number FROM fates WHERE reason IS NULL OR reason = '{HELD_OUT}'
                 QUALIFY row_number() OVER (PARTITION BY id ORDER BY number) > 1
         """)
         start, end = self.starts[chunk], self.starts[chunk + 1]

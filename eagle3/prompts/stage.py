@@ -1,4 +1,5 @@
-"""The stage `prompts`: sources → DIR/prompts/{prompts.jsonl, rejects.jsonl, ledger.json, report.md, …}, resumable.
+"""The stage `prompts`: sources → DIR/prompts/{prompts.jsonl, rejects.jsonl, ledger.json, report.md, …}, resumable, and
+the same files in DIR/held_out/prompts for the prompts that are held out.
 
 Rows are scanned in chunks (scan.py), duplicates and the mix are selected over all chunks (selection.py), then the files
 are written (ledger.py, report.py), ledger.json last. A killed run resumes from DIR/prompts/.work.
@@ -31,8 +32,8 @@ from eagle3.prompts.ledger import (
 from eagle3.prompts.reading.sources import Source, configured_sources, require_unique_names
 from eagle3.prompts.report import write_report
 from eagle3.prompts.rules import Rules
-from eagle3.prompts.scan import Enough, Scanner, ScanTask, scan, tasks_of
-from eagle3.prompts.selection import Selection
+from eagle3.prompts.scan import Enough, KnownScanner, Scanner, ScanTask, in_order, known_tasks, scan, tasks_of
+from eagle3.prompts.selection import HELD_OUT, KNOWN, Selection
 from eagle3.secrets import public
 from eagle3.settings.prompts import StageSettings
 from eagle3.storage.files import read_json, sha256_file
@@ -40,7 +41,7 @@ from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 10  # raise it when the same rows would give other prompts, so that older prompts are made again
+FORMAT = 11  # raise it when the same rows would give other prompts, so that older prompts are made again
 
 
 def prepare_prompts(
@@ -62,7 +63,8 @@ def prepare_prompts(
     if growing is not None:
         found = [growing.source(), *found]
         require_unique_names(found)
-    folder = Path(out_dir) / "prompts"
+    folder, held_out = Path(out_dir) / "prompts", Path(out_dir) / "held_out" / "prompts"
+    folders = [folder] if settings.held_out is None else [folder, held_out]
     work = folder / ".work"
     made_by = {"format": FORMAT, "keep_answers": keep_answers, "rules": rules.inputs()}
 
@@ -71,13 +73,20 @@ def prepare_prompts(
             {**source.inputs(), "credit": source.terms.credit(), "limit": source.limit, "files": source.fingerprint()}
             for source in found
         ]
-        return public({**made_by, "limit": settings.limit, "sources": sources})
+        counted = {"limit": settings.limit, "held_out": settings.held_out, "held_out_seed": settings.held_out_seed}
+        return public({**made_by, **counted, "sources": sources})
 
-    ledger = current_ledger(folder, inputs())
-    if ledger is not None:
-        log.info("prompts are up to date: %d in %s", ledger["prompts"], folder)
+    current = [ledger for each in folders if (ledger := current_ledger(each, inputs())) is not None]
+    if len(current) == len(folders):
+        for each, ledger in zip(folders, current, strict=True):
+            log.info("prompts are up to date: %d in %s", ledger["prompts"], each)
         shutil.rmtree(work, ignore_errors=True)  # of a run that was killed while it removed it
-        return ledger
+        return current[0]
+    if settings.held_out is None and (held_out / "ledger.json").exists():
+        raise InputError(
+            f"prompts.held_out=null would train on the prompts that an earlier run held out in {held_out}; set "
+            f"prompts.held_out as before, take another out_dir, or delete {held_out.parent}"
+        )
     scanner = Scanner(work / "chunks", found, rules, keep_answers=keep_answers)
 
     def select(sources: list[Source], *, first: int = 0) -> AbstractContextManager["Selected"]:
@@ -91,11 +100,38 @@ def prepare_prompts(
         found[0], limit = _grown(growing, found, select)
         limited = [replace(found[0], limit=limit), *found[1:]]
     counts, traffic = _write(work, limited, select, rules, settings)
-    ledger = _publish(folder, found, counts, traffic, rules, inputs())
+    sets = [*zip(folders, _made(work)[: len(folders)], counts, strict=True)]
+    for each, made, _ in sets:
+        _require_not_answered(each, made / "prompts.jsonl")
+    ledgers = [_publish(each, made, found, count, traffic, rules, inputs()) for each, made, count in sets]
     shutil.rmtree(work)
-    log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], folder)
-    _log_details(ledger["sources"].values())
-    return ledger
+    for each, ledger in zip(folders, ledgers, strict=True):
+        log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], each)
+    _log_details(ledgers[0]["sources"].values())
+    _warn_of_few(ledgers[0])
+    return ledgers[0]
+
+
+def _made(work: Path) -> tuple[Path, Path]:
+    """Return the folders of the new files: of the prompts to train on, and of those that are held out."""
+    return work / "made", work / "made_held_out"
+
+
+def _warn_of_few(ledger: dict) -> None:
+    """Warn if most prompts go to the held-out ones, or were known."""
+    left_out = sum((Counter(source["rejected"]) for source in ledger["sources"].values()), Counter[str]())
+    prompts, held_out = ledger["prompts"], left_out[HELD_OUT]
+    known = sum(number for reason, number in left_out.items() if reason.startswith(KNOWN))
+    if held_out > prompts:
+        log.warning(
+            "prompts.held_out: %d prompts are held out and only %d are left to train on; hold out fewer, e.g. "
+            "prompts.held_out=0.1", held_out, prompts,
+        )  # fmt: skip
+    if known > prompts + held_out:
+        log.warning(
+            "prompts.duplicates.known: %d prompts repeat those of earlier runs and only %d are left; is a folder named "
+            "there that has the same data?", known, prompts + held_out,
+        )  # fmt: skip
 
 
 def _log_details(counts: Collection[dict]) -> None:
@@ -138,16 +174,25 @@ def _selected(
     enough = Enough(sources, limit=None if rules.traffic else settings.limit)  # the mix draws from all rows
     if grows:
         enough.wanted[0] = None
+    known = _known_chunks(scanner, rules, settings, processes)
     while True:
         chunks = list(scan(tasks, scanner, enough=enough, processes=processes))
         if not any(chunk.summary["prompts"] for chunk in chunks) and not grows:
             raise nothing_left(sources, chunks)
-        with closing(Selection(work / "selection", chunks, threads=processes)) as selection:
+        with closing(Selection(work / "selection", chunks, known, [*rules.known], threads=processes)) as selection:
             selection.apply(rules.duplicates, sources)
             if len(chunks) < len(tasks) and enough.raised(selection.kept(len(sources))):
                 continue
             yield chunks, selection
             return
+
+
+def _known_chunks(scanner: Scanner, rules: Rules, settings: StageSettings, processes: int) -> list[ScannedChunk]:
+    """Sign the prompts of earlier runs, in their order."""
+    depends_on = [FORMAT, scanner.keep_answers, rules.settings["duplicates"]]
+    tasks = known_tasks([*rules.known.values()], int(settings.chunk_mb * 1e6), depends_on)
+    known = KnownScanner(scanner.folder, rules.signer, keep_answers=scanner.keep_answers)
+    return [chunk for _, chunk in in_order(known, tasks, min(processes, len(tasks)))]
 
 
 def _grown(growing: GrowingSource, sources: list[Source], select: Callable[..., Any]) -> tuple[Source, int]:
@@ -172,22 +217,60 @@ def _grown(growing: GrowingSource, sources: list[Source], select: Callable[..., 
 
 def _write(
     work: Path, sources: list[Source], select: Callable[..., Any], rules: Rules, settings: StageSettings
-) -> tuple[dict[str, Counts], dict | None]:
-    """Write the selected prompts to `work`/made; return their counts by source, and the report of the traffic mix."""
+) -> tuple[list[dict[str, Counts]], dict | None]:
+    """Write the selected prompts to the folders of `_made`; return the counts of each by source, and the report of the
+    traffic mix.
+    """
     sample = rules.sample_cells(rules.traffic) if rules.traffic else Counter()
     with select(sources) as (chunks, selection):
+        if not any(selection.kept(len(sources))):
+            raise InputError(
+                f"prompts.duplicates.known={rules.duplicates.known}: every prompt repeats one of these runs; take "
+                f"other conversations, or leave out the run that has the same"
+            )
+        if modes := selection.other_modes(rules.duplicates.bands):
+            log.info(
+                "kept: %d prompts with the question of another one in another mode: they differ in system turns, "
+                "tools, variables of the template or mode switches", modes,
+            )  # fmt: skip
         report = selection.draw(rules.traffic, sample) if rules.traffic else None
         if settings.limit is not None:
             selection.limit(settings.limit)
-        return write_prompts(work / "made", sources, chunks, selection), report
+        if settings.held_out is not None:
+            _hold_out(selection, sum(selection.kept(len(sources))), rules, settings)
+        made, made_held_out = _made(work)
+        counts = [write_prompts(made, sources, chunks, selection)]
+        if settings.held_out is not None:
+            counts.append(write_prompts(made_held_out, sources, chunks, selection, held_out=True))
+        return counts, report
+
+
+def _hold_out(selection: Selection, prompts: int, rules: Rules, settings: StageSettings) -> None:
+    """Hold out the number or the share of prompts.held_out. Raises InputError if one side would have none."""
+    held_out = settings.held_out
+    assert held_out is not None
+    wanted = int(held_out) if held_out >= 1 else max(round(held_out * prompts), 1)
+    found = selection.hold_out(wanted, rules.duplicates, settings.held_out_seed) if wanted < prompts else prompts
+    if found in (0, prompts):
+        raise InputError(
+            f"prompts.held_out={held_out:g} would hold out {found} of {prompts} prompts, similar ones together, and "
+            f"leave {prompts - found} to train on; set another share or number, or add other prompts"
+        )
+    if found < wanted:
+        log.warning("prompts.held_out: %d instead of %d prompts, because similar ones stay together", found, wanted)
 
 
 def _publish(
-    folder: Path, sources: list[Source], counts: dict[str, Counts], traffic: dict | None, rules: Rules, inputs: dict
+    folder: Path,
+    made: Path,
+    sources: list[Source],
+    counts: dict[str, Counts],
+    traffic: dict | None,
+    rules: Rules,
+    inputs: dict,
 ) -> dict:
-    """Move the new files into `folder` and write their ledger and report."""
-    made = folder / ".work" / "made"
-    _require_not_answered(folder, made / "prompts.jsonl")
+    """Move the new files from `made` into `folder` and write their ledger and report."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "ledger.json").unlink(missing_ok=True)  # if the next lines are killed, it would describe other prompts
     for name in ("rejects.jsonl", "prompts.jsonl"):
         (made / name).replace(folder / name)

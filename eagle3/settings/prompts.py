@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 
 from eagle3.errors import InputError
 from eagle3.settings.types import (
+    MOST,
     STRICT,
     Count,
     CountOrZero,
@@ -282,11 +283,19 @@ class SourceSettings(Settings):
     tools: Literal["refuse", "keep"] = "refuse"
 
 
+def _share_or_number(value: float) -> float:
+    if not (0 < value < 1 or (value >= 1 and value == int(value))):
+        raise wrong("must be a share of the prompts between 0 and 1, or a number of prompts, e.g. 0.1 or 400")
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageSettings(SourceSettings):
-    """Sources of conversations, how many prompts are kept, and what the stage takes of the machine."""
+    """Sources of conversations, how many prompts are kept and held out, and what the stage takes of the machine."""
 
     limit: Count | None
+    held_out: Annotated[float, Field(le=MOST), AfterValidator(_share_or_number)] | None
+    held_out_seed: Seed
     processes: Places | None
     chunk_mb: Annotated[float, Field(gt=0, le=4096)]
 

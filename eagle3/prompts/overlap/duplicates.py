@@ -1,10 +1,14 @@
-"""Duplicates: the signatures that prompts are compared by, and prompts that earlier runs kept.
+"""The signatures that prompts are compared by, and those of the prompts that earlier runs kept.
 
 B bands, R values of the MinHash signature in each, S shingles of a text.
 """
 
+import json
+import os
+import re
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -12,68 +16,116 @@ from datasketch import MinHash
 from jaxtyping import UInt64
 
 from eagle3.errors import InputError
-from eagle3.prompts.overlap.words import Owners, compared_text, hash_text, shingles, words_and_symbols
-from eagle3.prompts.reading.prompt import Prompt, Verdict
+from eagle3.prompts.overlap.words import hash_text, shingles, words_and_symbols
+from eagle3.prompts.reading.prompt import Prompt
 from eagle3.settings.prompts import DuplicateSettings
-from eagle3.storage.files import read_jsonl
 
 SCHEME = "affine32"  # of datasketch's permutations: 32-bit values
 SEED = 1
 BLOCK = 4096  # shingles that are permuted at a time: 2 MB
+
+RENDERED = ("tools", "chat_template_kwargs")  # what of a prompt reaches the chat template besides its messages
+# Words by which a user switches the target's mode: "/no_think", "<think>", "detailed thinking on", "Reasoning: high".
+SWITCH = re.compile(
+    r"(?<![\w/.:])/[a-z][\w-]*(?![\w/])"
+    r"|</?\|?\w*(?:think|reason)\w*\|?>"
+    r"|\b(?:thinking|reasoning)(?: (?:mode|effort|level))?\s*[:=]?\s*"
+    r"(?:on|off|true|false|enabled|disabled|none|minimal|low|medium|high)\b",
+    re.IGNORECASE,
+)
 
 
 class Signature(NamedTuple):
     """64-bit hashes, the same in every process."""
 
     id: int
-    text: int  # of the compared words: equal for exact duplicates
-    shingles: UInt64[np.ndarray, " S"]  # the set of runs of words, ascending
-    bands: list[int]  # B
-
-
-def text_hash(text: str) -> int:
-    """Return the hash that exact duplicates share."""
-    return hash_text(" ".join(words_and_symbols(text)))
+    text: int  # of the mode and of all compared words: equal for exact duplicates
+    mode: int  # only prompts of one mode are duplicates
+    shingles: UInt64[np.ndarray, " S"]  # the set of runs of words of the questions, ascending
+    answers: UInt64[np.ndarray, " S"]  # and of the answers, if they are kept
+    bands: list[int]  # B, of the questions
 
 
 class Signer:
-    """Makes signatures. Texts of Jaccard similarity s share a band with probability 1-(1-s^R)^B."""
+    """Makes signatures. Questions of Jaccard similarity s share a band with probability 1-(1-s^R)^B."""
 
     def __init__(self, settings: DuplicateSettings):
         self.shingle_words, self.bands, self.band_rows = settings.shingle_words, settings.bands, settings.band_rows
         self.empty = MinHash(self.bands * self.band_rows, SEED, hashfunc=int, scheme=SCHEME)
 
     def __call__(self, prompt: Prompt) -> Signature:
-        text = compared_text(prompt.messages)
-        found = shingles(text, self.shingle_words)
+        mode = mode_of(prompt)
+        asked = [turn["content"] for turn in prompt.messages if turn["role"] not in ("system", "assistant")]
+        answers = [turn["content"] for turn in prompt.messages if turn["role"] == "assistant"]
+        question = words_and_symbols("\n".join(asked))
+        answered = words_and_symbols("\n".join(answers)) if answers else []
+        found = shingles(question, self.shingle_words)
         minhash = self.empty.copy()
         for start in range(0, len(found), BLOCK):
             minhash.update_batch(found[start : start + BLOCK] >> np.uint64(32))  # the upper halves of the hashes
         bands = minhash.hashvalues.astype("<u4").reshape(self.bands, self.band_rows)
-        keys = [xxhash.xxh3_64_intdigest(band.tobytes()) for band in bands]
-        return Signature(hash_text(prompt.id), text_hash(text), found, keys)
+        return Signature(
+            id=hash_text(prompt.id),
+            text=hash_text(f"{mode}\n{' '.join(question)}\n{' '.join(answered)}"),
+            mode=mode,
+            shingles=found,
+            answers=shingles(answered, self.shingle_words) if answers else np.array([], dtype=np.uint64),
+            bands=[xxhash.xxh3_64_intdigest(band.tobytes()) for band in bands],
+        )
 
 
-class KnownCheck:
-    """Refuses a prompt that one of `folders`, each the `out_dir` of an earlier run, has kept: a store trained together
-    with theirs has none of them twice."""
+def text_hash(text: str) -> int:
+    """Return the hash that texts share whose words and symbols are the same."""
+    return hash_text(" ".join(words_and_symbols(text)))
 
-    name = "known"
 
-    def __init__(self, folders: list[str]):
-        self.folders = folders
-        for path in self.files():
-            if not path.is_file():
-                raise InputError(
-                    f"prompts.duplicates.known={self.folders}: {path} does not exist; name the out_dir of earlier runs"
-                )
-        texts = [(compared_text(row["messages"]) for row in read_jsonl(path)) for path in self.files()]
-        self.kept = Owners([np.fromiter(map(text_hash, each), dtype=np.uint64) for each in texts])
+def mode_of(prompt: Prompt) -> int:
+    """Return a hash of everything that decides how a question is answered: system turns, the tools and variables that
+    the chat template gets, and the switches in the users' turns.
+    """
+    turns = [turn for turn in prompt.messages if turn["role"] != "assistant"]
+    decisive = [
+        (place, _system(turn["content"]) if turn["role"] == "system" else _switches(turn["content"]))
+        for place, turn in enumerate(turns)
+    ]
+    record = prompt.record()
+    mode = [[each for each in decisive if each[1]], *(record.get(key) for key in RENDERED)]
+    return hash_text(json.dumps(mode, ensure_ascii=False, sort_keys=True))
 
-    def files(self) -> list[Path]:
-        """List the files read; if one changes, the prompts are made again."""
-        return [Path(folder) / "prompts" / "prompts.jsonl" for folder in self.folders]
 
-    def __call__(self, prompt: Prompt) -> Verdict:
-        owner = self.kept.first(np.array([text_hash(compared_text(prompt.messages))], dtype=np.uint64))
-        return Verdict(reason=None if owner is None else f"known: {self.folders[owner]} has it")
+@lru_cache(maxsize=256)  # many rows share a long one
+def _system(text: str) -> int:
+    return text_hash(text)
+
+
+def _switches(text: str) -> list[str]:
+    return [" ".join(found.lower().split()) for found in SWITCH.findall(text)]
+
+
+def known_files(folders: list[str]) -> dict[str, Path]:
+    """Return the prompts of earlier runs by the folder that has them: each `out_dir`, and its held-out ones.
+
+    Raises InputError if a run has none.
+    """
+    found: dict[str, Path] = {}
+    for folder in folders:
+        held_out = os.path.join(folder, "held_out")
+        files = {each: Path(each).expanduser() / "prompts" / "prompts.jsonl" for each in (folder, held_out)}
+        if not files[folder].is_file():
+            raise InputError(
+                f"prompts.duplicates.known={folders}: {files[folder]} does not exist; name the out_dir of earlier runs"
+            )
+        found |= {each: file for each, file in files.items() if file.is_file()}
+    return found
+
+
+def known_prompt(row: Any, *, keep_answers: bool) -> Prompt | None:
+    """Return a row of prompts.jsonl as a prompt, without its answers unless those of this run are kept; None if the
+    stage did not write it.
+    """
+    try:
+        prompt = Prompt.of_record(row)
+        kept = [turn for turn in prompt.messages if keep_answers or turn["role"] != "assistant"]
+        return prompt._replace(messages=kept) if all(isinstance(turn["content"], str) for turn in kept) else None
+    except (TypeError, KeyError, AttributeError):
+        return None

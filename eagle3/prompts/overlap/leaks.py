@@ -1,4 +1,4 @@
-"""Prompts that overlap with benchmarks: 13 words in a row in common are a leak."""
+"""Prompts that overlap with benchmarks: 13 words in a row in common, or a whole question, are a leak."""
 
 import logging
 from collections import Counter
@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 
 from eagle3.errors import InputError
-from eagle3.prompts.overlap.words import Owners, grams, hash_words, words
+from eagle3.prompts.overlap.duplicates import text_hash
+from eagle3.prompts.overlap.words import Owners, Units, words
 from eagle3.prompts.reading.prompt import Prompt, Refused, Verdict
 from eagle3.prompts.reading.rows import read_prompt, read_prompts
 from eagle3.prompts.reading.sources import Source, plain_source, require_unique_names
 
 log = logging.getLogger(__name__)
+
+CONTAINED = 8  # words from which a whole question inside of a turn is no coincidence
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,8 @@ def _benchmark(source: Source) -> Benchmark:
 class LeakCheck:
     """Refuses a prompt that shares a run of `dropped_words` words with a benchmark.
 
-    A shorter question is a leak if a turn has exactly its words; a short answer is not: many prompts are "42". No run
-    crosses the end of a turn.
+    A shorter question is a leak if a turn contains all of it, or, below CONTAINED words, if a turn repeats it exactly;
+    a short answer is not: many prompts are "42". No run crosses the end of a turn.
     """
 
     name = "leaks"
@@ -81,24 +84,30 @@ class LeakCheck:
     def __init__(self, benchmarks: list[Benchmark], dropped_words: int):
         self.names = [benchmark.name for benchmark in benchmarks]
         self.dropped_words = dropped_words
-        self.runs = Owners(
-            [np.concatenate([self._runs(words(text)) for text in (*each.texts, *each.answers)]) for each in benchmarks]
-        )
-        self.whole = {
-            tuple(found): index
-            for index, benchmark in reversed(list(enumerate(benchmarks)))
-            for text in benchmark.texts
-            if 0 < len(found := words(text)) < dropped_words
-        }
+        self.lengths: set[int] = set()  # in units, of the shorter questions that a turn may contain
+        self.leaks = Owners([np.concatenate([*map(self._question, each.texts), *map(self._runs, each.answers)])
+                             for each in benchmarks])  # fmt: skip
+
+    def _question(self, text: str) -> np.ndarray:
+        """Return the hashes that a turn with this question has."""
+        units = Units(words(text))
+        if units.has(self.dropped_words):
+            return units.runs(self.dropped_words)
+        if units.has(CONTAINED):
+            self.lengths.add(len(units))
+            return units.runs_of_units(len(units))
+        return np.array([text_hash(text)] if len(units) else [], dtype=np.uint64)
+
+    def _runs(self, text: str) -> np.ndarray:
+        return Units(words(text)).runs(self.dropped_words)
 
     def __call__(self, prompt: Prompt) -> Verdict:
         for message in prompt.messages:
-            found = words(message["content"])
-            is_long = len(found) >= self.dropped_words
-            owner = self.runs.first(self._runs(found)) if is_long else self.whole.get(tuple(found))
+            units = Units(words(message["content"]))
+            parts = [units.runs_of_units(length) for length in self.lengths]
+            owner = self.leaks.first(np.concatenate([units.runs(self.dropped_words), *parts]))
+            if owner is None and not units.has(CONTAINED):
+                owner = self.leaks.first(np.array([text_hash(message["content"])], dtype=np.uint64))
             if owner is not None:
                 return Verdict(reason=f"leak: {self.names[owner]}")
         return Verdict()
-
-    def _runs(self, found: list[str]) -> np.ndarray:
-        return grams(hash_words(found), self.dropped_words)

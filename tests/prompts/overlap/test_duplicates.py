@@ -8,46 +8,13 @@ import numpy as np
 import pytest
 from prompt_stage import Prepare, chat, default_settings, reasons, users, write
 from prompt_stage import texts as texts_of
+from similar_texts import LONG, VOCABULARY, asked, kept_by_brute_force, texts_with_copies
 
 from eagle3.errors import InputError
 from eagle3.prompts import selection
 from eagle3.prompts.overlap.duplicates import Signer
-from eagle3.prompts.overlap.words import words_and_symbols
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.settings.prompts import DuplicateSettings
-
-VOCABULARY = [f"word{number}" for number in range(400)]
-
-
-def texts_with_copies(count: int, seed: int) -> list[str]:
-    """Random texts; about half are an earlier one with up to a third of its words changed, some word for word."""
-    rng = random.Random(seed)
-    texts: list[str] = []
-    for _ in range(count):
-        if texts and rng.random() < 0.5:
-            words = rng.choice(texts).split()
-            for _ in range(rng.randint(0, len(words) // 9)):
-                words[rng.randrange(len(words))] = rng.choice(VOCABULARY)
-        else:
-            words = rng.choices(VOCABULARY, k=rng.randint(1, 60))
-        texts.append(" ".join(words))
-    return texts
-
-
-def set_of_runs(text: str) -> set[tuple[str, ...]]:
-    """The shingles again, without hashes."""
-    words = words_and_symbols(text)
-    size = min(3, len(words))
-    return {tuple(words[start : start + size]) for start in range(len(words) - size + 1)}
-
-
-def kept_by_brute_force(texts: list[str], threshold: float) -> list[str]:
-    kept: list[tuple[str, set]] = []
-    for text in texts:
-        runs = set_of_runs(text)
-        if all(len(runs & other) / len(runs | other) < threshold for _, other in kept):
-            kept.append((text, runs))
-    return [text for text, _ in kept]
 
 
 @pytest.mark.parametrize("threshold", [0.6, 0.8])
@@ -123,14 +90,16 @@ def test_prompts_of_one_template_are_compared_with_a_few_whatever_their_number(p
 
 SAME = [
     ("What is a  monad?", "what is a\nMONAD"), ("Stop!Now!!", "stop now"), ("Is it so ?!", "is it so"),
-    ("Straße, bitte!", "STRASSE BITTE"), ("“Quote” it…", "'quote' it"), ("机器学习是什么?", "机器学习是什么"),
+    ("क्या है।", "क्या है?"), ("¿Qué es «eso»?", "qué es eso"), ("ｶﾞ４", "ガ4"), ("كتــاب", "كتاب"),
+    ("“Quote” it…", "'quote' it"), ("机器学习是什么?", "机器学习是什么"),
     ("caf\u00e9 a\u200bb", "cafe\u0301 ab"), ("\u202aI \u2764\ufe0f it\u202c", "I \u2764 it"),
 ]  # fmt: skip
 OTHER = [
     ("What is 3 + 4?", "What is 3 - 4?"), ("2 ** 3", "2 * 3"), ("fix x != 3", "fix x = 3"), ("fix x := 3", "fix x = 3"),
     ("if (!ready)", "if (ready)"), ("3.14", "314"), ("???", "!!!"), ("今天天气怎么样", "明天天气怎么样"),
     ("What does `a.b.is_complete` do?", "What does `a.b.is_closed` do?"), ("x\u00b2", "x2"),
-    ("my r\u00e9sum\u00e9", "my resume"),
+    ("my r\u00e9sum\u00e9", "my resume"), ("in Maßen", "in Massen"), ("कम क्या है", "काम क्या है"), ("f(x)³", "f(x)3"),
+    ("ما كَتَبَ", "ما كُتُب"), ("ที่ไหนใกล้", "ที่ไหนไกล"), ("Bán ở đâu", "Bạn ở đâu"),
 ]  # fmt: skip
 
 
@@ -142,10 +111,45 @@ def test_case_spaces_punctuation_and_composition_do_not_make_another_prompt_and_
     assert reasons(prepare) == ["exact duplicate"] * (2 - kept)
 
 
-def test_a_shared_system_turn_does_not_make_duplicates(prepare: Prepare) -> None:
-    system = {"role": "system", "content": " ".join(VOCABULARY)}
-    rows = [{"license": "MIT", "messages": [system, {"role": "user", "content": text}]} for text in ("a b", "c d")]
-    assert prepare(rows)["prompts"] == 2
+def test_a_shared_system_turn_neither_makes_nor_hides_duplicates(prepare: Prepare) -> None:
+    policy = " ".join(VOCABULARY)
+    texts = texts_with_copies(120, seed=5)
+    settings = {"bands": 100, "band_rows": 1, "comparisons": 600}
+    prepare([asked(policy, text) for text in texts], duplicates=settings)
+    assert [prompt["messages"][1]["content"] for prompt in prepare.prompts()] == kept_by_brute_force(texts, 0.8)
+    assert {"exact duplicate", "near duplicate"} == set(reasons(prepare))
+
+
+MODES = [
+    [asked("detailed thinking on", LONG), asked("detailed thinking off", LONG), chat(LONG)],
+    [asked(f"You are person {number}.", LONG) for number in range(20)],
+    [asked(f"{' '.join(VOCABULARY)} {mode}", LONG) for mode in ("fast", "slow")],
+    [chat(f"{LONG}{end}") for end in ("", " /think", " /no_think", "\n/nothink", " /set verbose", " <|no_think|>")],
+    [chat(f"Thinking: {mode}\n{LONG}") for mode in ("on", "off")],
+    [chat(f"Reasoning effort: {mode}. {LONG}") for mode in ("low", "medium", "high")],
+    [chat(LONG, "x", f"Go on {mode}") for mode in ("/think", "/no_think")],
+    [chat(LONG, chat_template_kwargs={"enable_thinking": mode}) for mode in (True, False)],
+    [chat(LONG, tools=[{"name": name, "parameters": {"type": "object"}}]) for name in ("search", "order")],
+]
+
+
+@pytest.mark.parametrize("rows", MODES)
+def test_one_question_in_several_modes_is_several_prompts_each_of_them_once(
+    prepare: Prepare, rows: list[dict], caplog
+) -> None:
+    caplog.set_level("INFO")
+
+    def nearly(row: dict) -> dict:
+        [*before, question] = row["messages"]
+        return {**row, "messages": [*before, {**question, "content": f"so {question['content']}"}]}
+
+    prepare([*rows, *rows, *map(nearly, rows)], tools="keep")
+    assert [prompt["messages"] for prompt in prepare.prompts()] == [
+        [turn for turn in row["messages"] if turn["role"] != "assistant"] for row in rows
+    ]
+    assert reasons(prepare) == ["exact duplicate"] * len(rows) + ["near duplicate"] * len(rows)
+    if len({row["messages"][-1]["content"] for row in rows}) == 1:  # the mode is not in the question
+        assert f"kept: {len(rows) - 1} prompts with the question of another" in caplog.text
 
 
 def test_the_first_in_the_order_of_the_sources_stays_and_reasons_tell_within_from_across(
@@ -190,6 +194,10 @@ def test_either_kind_can_be_turned_off_but_ids_stay_unique(prepare: Prepare) -> 
 def test_kept_answers_count_as_part_of_the_prompt(prepare: Prepare) -> None:
     assert prepare([chat("a", "x"), chat("a", "y")], keep_answers=True)["prompts"] == 2
     assert prepare([chat("a", "x"), chat("a", "y")])["prompts"] == 1
+    answer = " ".join(VOCABULARY[100:140])
+    rows = [chat(LONG, answer), chat(f"so {LONG}", f"{answer} so"), chat(LONG, LONG), chat(answer, answer)]
+    prepare(rows, keep_answers=True)
+    assert reasons(prepare) == ["near duplicate"]
 
 
 # Prompts that earlier runs have kept
@@ -216,3 +224,28 @@ def test_what_earlier_runs_have_kept_is_left_out_and_counted_also_when_they_have
     assert texts_of(third) == ["Newer still"]
     with pytest.raises(InputError, match=r"duplicates\.known=\['/nowhere'\]: /nowhere/prompts/prompts\.jsonl does not"):
         third(SECOND, duplicates={"known": ["/nowhere"]})
+
+
+def test_what_earlier_runs_have_nearly_is_left_out_with_a_warning_if_it_is_most(tmp_path: Path, caplog) -> None:
+    first, second = (Prepare(tmp_path / name) for name in ("first", "second"))
+    texts = texts_with_copies(100, seed=6)
+    first([chat(text) for text in texts[:50]])
+    settings = {"known": [str(first.out_dir)], "bands": 100, "band_rows": 1, "comparisons": 600}
+    second([chat(text) for text in texts], duplicates=settings)
+    kept = kept_by_brute_force([*texts_of(first), *texts], 0.8)
+    assert texts_of(second) == kept[len(texts_of(first)) :]
+    assert {f"known: {first.out_dir} has it", f"known: {first.out_dir} has a near duplicate"} <= set(reasons(second))
+    assert "prompts.duplicates.known" in caplog.text
+
+    caplog.clear()
+    modes = [asked("detailed thinking off", texts[0]), chat("Something new"), chat("Newer still")]
+    assert second([*modes, chat(texts[0])], duplicates=settings)["prompts"] == 3
+    assert "prompts.duplicates.known" not in caplog.text
+    with pytest.raises(InputError, match=r"prompts\.duplicates\.known=.*every prompt"):
+        second([chat(text) for text in texts_of(first)], duplicates=settings)
+    # Answers that only one of the two has do not count.
+    second([chat(texts[0], "an answer"), chat("New", "x")], duplicates=settings, keep_answers=True)
+    assert reasons(second) == [f"known: {first.out_dir} has a near duplicate"]
+    (first.folder / "prompts.jsonl").write_text('{"messages": "x"}\n')
+    with pytest.raises(InputError, match=r"prompts\.duplicates\.known: .*prompts\.jsonl"):
+        second([chat("a")], duplicates=settings)

@@ -40,7 +40,7 @@ def test_case_punctuation_and_composition_do_not_hide_a_leak(prepare: Prepare, t
         chat("fine"),
         chat(f"Q:\n{hidden}?"),
         chat("\ufe0e".join(hidden)),
-        chat("Eco\u200ble cafe\u0301 " + spell(40, 51).replace("4", "\uff14")),
+        chat("E\u0301co\u200ble CAFE\u0301 " + spell(40, 51).replace("4", "\uff14")),
     ]
     prepare(rows, decontamination=benchmark)
     assert reasons(prepare) == ["leak: one"] * 3
