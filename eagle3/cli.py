@@ -77,7 +77,7 @@ PATHS = {
 NOBODY = re.compile(r"Could not determine home directory|getpwuid\(\): uid not found")  # pathlib's words, and pwd's
 WRONG_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
-failed_jobs: list[int] = []  # of a sweep in this process
+failed_jobs: list[Path] = []  # of a sweep in this process: their folders
 
 
 def job_name() -> str | None:
@@ -113,7 +113,7 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
                 if message is None:
                     traceback.print_exc()
                 report(message or f"{type(error).__name__}: {error}")
-                failed_jobs.append(HydraConfig.get().job.num)
+                failed_jobs.append(output_dir())
                 return failed_score(config)
             if message is None:
                 raise
@@ -155,6 +155,7 @@ def start(main: Callable[[], Any]) -> None:
         HYDRA.require()
         sys.argv[1:] = map(expand_option, sys.argv[1:])
         skip_list_of_groups()
+        failed_jobs.clear()
         main()
         if failed_jobs:
             sys.exit(1)
