@@ -13,6 +13,7 @@ from serving_fixtures import serving
 from stores import ASSETS
 
 import eagle3.answers.huggingface
+import eagle3.answers.served
 from eagle3.answers.generate import generate
 from eagle3.storage.files import read_jsonl, write_jsonl
 from eagle3.storage.records import read_sealed_json
@@ -245,7 +246,7 @@ def test_a_number_that_duplicates_make_unreachable_ends_with_the_counts_and_what
         (["prompts.path=x.jsonl", "prompts.from_target.share=0.5", "prompts.from_target.limit=5"], "leave one out"),
         (["prompts.from_target.temperature=0"], "prompts.from_target.temperature=0 must be above 0"),
         (["prompts.from_target.system_prompts=['']"], "prompts.from_target.system_prompts[0]"),
-        (["prompts.from_target.max_new_tokens=3296"], "prompts.from_target.max_new_tokens=4096 leaves no room"),
+        (["prompts.from_target.max_new_tokens=4096"], "prompts.from_target.max_new_tokens=4096 leaves no room"),
         (["answers=imported"], "answers=imported"),
         (["prompts.sources=[{path: x.jsonl, name: target}]", "prompts.from_target.limit=5"], "x.jsonl does not exist"),
     ],
