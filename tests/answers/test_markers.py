@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 from eagle3.answers.chat import Chat
 from eagle3.answers.markers import target_markers
 
-SETTINGS = {"template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": None}
+SETTINGS = {"template_kwargs": {}, "stop_tokens": [], "date": "2026-01-01", "reasoning_parser": None}
 
 
 @pytest.mark.parametrize(
