@@ -204,6 +204,8 @@ def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
     if not isinstance(value, dict):
         return [value]
     arrays = [key for key, part in value.items() if isinstance(part, list) and part and shape.is_row(part[0])]
+    if not arrays and value and all(map(shape.is_row, value.values())):  # rows by their ids
+        return [{"id": key, **row} if isinstance(row, dict) else row for key, row in value.items()]
     if not arrays or (len(arrays) > 1 and shape.is_row(value)):
         return [value]
     if len(arrays) > 1:

@@ -45,14 +45,19 @@ STRUCTURED = [
 NAMED = [
     (re.compile(opens, re.MULTILINE), re.compile(ends, re.MULTILINE))
     for opens, ends in {
-        r"(?:^|(?<=\s))USER:\s": r"(?<=\s)ASSISTANT:",
-        r"^(?:Human|User): ": r"^(?:Assistant|AI|Bot):",
+        r"(?:^|(?<=[\s>]))USER:\s": r"(?<=\s)ASSISTANT:",
+        r"(?:^|(?<=>))(?:Human|User): ": r"^(?:Assistant|AI|Bot|Falcon):",
+        r"^<human>:": r"^<bot>:",
+        r"^Instruct: ": r"^Output:",  # Phi-2
+        r"^user\n": r"^assistant$",  # ChatML and Llama 3 without their special tokens
         r"^###? ?(?:Human|Assistant):": "",  # the name is enough
     }.items()
 ]
 AT_AN_END = re.compile(
-    r"\A\s*(?:<s>|<\|begin_of_sentence\|>)?\s*(?:USER:|Human:|User:|###? ?Human:|A chat between )"
-    r"|(?:ASSISTANT|Assistant|AI|Bot):\s*\Z|</s>\s*\Z"
+    r"\A\s*(?:<s>|<\|begin_of_sentence\|>)?\s*"
+    r"(?:USER:|Human:|User:|<human>:|Instruct:|system\n|user\n|###? ?Human:|A chat between )"
+    r"|(?:(?:ASSISTANT|Assistant|AI|Bot|Falcon|<bot>|Output):|</s>|^assistant)\s*\Z",
+    re.MULTILINE,
 )
 CODE = re.compile(r"```.*?```|~~~.*?~~~|`[^`\n]+`", re.DOTALL)
 MARK = re.compile(r"[<\[][^\s<>\[\]]{1,80}[>\]]")  # the form of nearly all control tokens

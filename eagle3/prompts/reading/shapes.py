@@ -22,11 +22,12 @@ def _with_metadata(*names: str) -> tuple[str, ...]:
 
 def _numbered(*stems: str) -> list[str]:
     """Return the names of columns that hold one option each: option1, option_1, option a, …"""
-    return [f"{stem}{blank}{suffix}" for stem in stems for blank in ("", "_", " ") for suffix in "123456789abcdef0"]
+    return [f"{stem}{blank}{suffix}" for stem in stems for blank in ("", "_", " ") for suffix in "0123456789abcdef"]
 
 
 CHOICES = (
-    "choices", "options", *"ABCDEF", "opa", "opb", "opc", "opd", "ope", *_numbered("option", "choice", "distractor"),
+    "choices", "options", "endings", "answer_choices", "answer_options", *"ABCDEF", "opa", "opb", "opc", "opd", "ope",
+    *_numbered("option", "choice", "distractor"),
 )  # fmt: skip
 
 FIELDS: dict[str, tuple[str, ...]] = {

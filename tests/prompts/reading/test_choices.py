@@ -22,6 +22,7 @@ LISTED = "Which?\n\nA. rain\nB. snow\nC. hail"
         ({"A": "rain", "B": "snow", "C": "hail", "answer": "B"}, LISTED),
         ({"option1": "rain", "option2": "snow", "option3": "hail", "option4": ""}, LISTED),
         ({"Option_A": "rain", "Option_B": "snow", "Option_C": "hail"}, LISTED),
+        ({"option_0": "rain", "option_1": "snow", "option_2": "hail"}, LISTED),
         ({"opa": "rain", "opb": "snow", "opc": "hail"}, LISTED),
         ({"distractor2": "snow", "distractor1": "hail", "correct_answer": "arid"},
          "Which?\n\nA. arid\nB. hail\nC. snow"),

@@ -100,6 +100,7 @@ LAYOUTS = {
     "array without its brackets": ",\n".join(ROWS),
     "object around an array": json.dumps({"version": 1, "data": [chat(text) for text in "abc"]}, indent=1),
     "object around an array, in one line": json.dumps({"data": [chat(text) for text in "abc"]}),
+    "object of rows by their ids": json.dumps({text * 2: chat(text) for text in "abc"}, indent=1),
     "a list of turns a line": "\n".join(json.dumps(chat(text)["messages"]) for text in "abc"),
     "array of lists of turns": json.dumps([chat(text)["messages"] for text in "abc"]),
     "lines, the first of which is broken": "\n".join(['{"messages": [', *ROWS]),
