@@ -25,7 +25,13 @@ from eagle3.target.identity import TargetIdentity
 
 SHARD_BYTES = 250_000_000
 TARGET = TargetIdentity(
-    name="random", revision=None, config_hash="", tokenizer_hash="", template_hash="", weights_hash=""
+    name="random",
+    revision=None,
+    config_hash="",
+    tokenizer_hash="",
+    template_hash="",
+    weights_hash="",
+    precision="bfloat16",
 )
 MADE_FROM = MadeFrom(
     target=TARGET, responses={}, capture_layers=[2, 4, 5], captured_by="huggingface", target_dtype="bfloat16",

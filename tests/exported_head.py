@@ -27,7 +27,8 @@ from eagle3.training.checkpoint import AtomicCheckpointIO
 
 LAYERS = [2, 4, 5]
 FINGERPRINT = TargetIdentity(
-    name="tiny", revision=None, config_hash="c", tokenizer_hash="t", template_hash="m", weights_hash="w"
+    name="tiny", revision=None, config_hash="c", tokenizer_hash="t", template_hash="m", weights_hash="w",
+    precision="bfloat16",
 )  # fmt: skip
 DRAFT_IDS = torch.cat([torch.arange(10, 42), torch.arange(100, 196, 3)])
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -137,7 +138,7 @@ def save_checkpoint(path: Path, trained: TrainedHead) -> Path:
     }
     simulated = {f"{SIMULATED}{steps}": value for steps, value in record.simulated_accept_length.items()}
     facts = {
-        "format_version": 2,
+        "format_version": 1,
         "kind": record.kind,
         "head_config": asdict(trained.head.config),
         "ttt_steps": record.ttt_steps,

@@ -44,7 +44,13 @@ def random_sample(turns: list[int], *, seed: int = 0, stored: str = "answers", s
 
 
 IDENTITY = TargetIdentity(
-    name="random", revision=None, config_hash="c", tokenizer_hash="t", template_hash="m", weights_hash="w"
+    name="random",
+    revision=None,
+    config_hash="c",
+    tokenizer_hash="t",
+    template_hash="m",
+    weights_hash="w",
+    precision="bfloat16",
 )
 MADE_FROM = MadeFrom(
     target=IDENTITY,

@@ -68,7 +68,7 @@ class FileSeal(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswersManifest(Record):
-    FORMAT_VERSION: ClassVar[int] = 6
+    FORMAT_VERSION: ClassVar[int] = 5
 
     format_version: int
     target: TargetIdentity

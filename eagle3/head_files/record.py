@@ -71,7 +71,7 @@ class HeadRecord(Record):
     sha256 of the files of the head that the training started from, by name (empty if from scratch); `files` those of
     the folder's other files, as they were exported."""
 
-    FORMAT_VERSION: ClassVar[int] = 5
+    FORMAT_VERSION: ClassVar[int] = 4
 
     format_version: int
     kind: str

@@ -60,8 +60,11 @@ class TargetJson(_TextConfig):
     text_config: _TextConfig | None = None
 
 
+TokenId = Annotated[int, Field(ge=0, lt=2**24)]
+
+
 class GenerationJson(JsonObject):
-    eos_token_id: int | list[int] | None
+    eos_token_id: TokenId | list[TokenId] | None
 
 
 class TokenizerJson(JsonObject):

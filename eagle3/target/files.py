@@ -178,7 +178,7 @@ def identity_of(files: TargetFiles, weights_hash: str) -> TargetIdentity:
     return TargetIdentity(
         name=files.path,
         revision=files.commit,
-        precision=files.quantization or files.checkpoint_dtype,
+        precision=files.quantization or files.checkpoint_dtype or "unstated",
         config_hash=config_hash(files.config_dict),
         tokenizer_hash=_tokenizer_hash(files.tokenizer),
         template_hash=template_hash(template.get("default") if isinstance(template, dict) else template),

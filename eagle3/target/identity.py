@@ -15,7 +15,8 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 class TargetIdentity(Record):
     """Name and revision tell where the model was found, the hashes which model it is.
 
-    `precision` is what its weights are stored in: a quantisation, else a dtype; None: its config.json names neither."""
+    `precision` is what its weights are stored in: a quantisation, else a dtype. None: an earlier version recorded it,
+    whose `weights_hash` is of other samples and is not compared."""
 
     name: str
     revision: str | None
@@ -44,13 +45,16 @@ def template_hash(template: str | None) -> str | None:
 
 def differences(one: TargetIdentity, other: TargetIdentity, parts: tuple[str, ...] = COMPARED) -> list[str]:
     """Return in words which of the parts differ."""
-    return [part.removesuffix("_hash") for part in parts if getattr(one, part) != getattr(other, part)]
+    earlier = None in (one.precision, other.precision)
+    compared = [part for part in parts if not (earlier and part == "weights_hash")]
+    return [part.removesuffix("_hash") for part in compared if getattr(one, part) != getattr(other, part)]
 
 
 def other_precision(trained: TargetIdentity, served: TargetIdentity) -> str | None:
     """Say how a target differs that may be the trained one in another precision, None where it cannot be: files do not
     tell whether they are of one model."""
-    if trained.precision == served.precision or trained.tokenizer_hash != served.tokenizer_hash:
+    same = trained.precision in (None, served.precision)
+    if same or trained.tokenizer_hash != served.tokenizer_hash:
         return None
     differing = " and ".join(differences(trained, served, ("config_hash", "weights_hash")))
     if not differing:

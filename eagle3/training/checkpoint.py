@@ -57,7 +57,7 @@ class Origin(Record):
 class TrainingRecord(Record):
     """Content of a checkpoint besides the weights: the kind of head, its features, and its settings."""
 
-    FORMAT_VERSION: ClassVar[int] = 2
+    FORMAT_VERSION: ClassVar[int] = 1
 
     format_version: int
     kind: str

@@ -377,7 +377,7 @@ def test_a_text_with_a_token_that_has_no_embedding_is_refused_by_its_name():
     rows = len(tokenizer)
     tokenizer.add_tokens(["<image_soft_token>"])
     settings = {"template": None, "template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": "auto"}
-    chat = Chat(tokenizer, stop_ids=[2], rows=rows, **settings)
+    chat = Chat(tokenizer, stop_ids=[2], rows=rows, stop_tokens="auto", **settings)
     assert chat.prompt_ids([{"role": "user", "content": "Look."}])
     with pytest.raises(RefusedConversation, match=rf"<image_soft_token> \(id {rows}\).* no embedding"):
         chat.prompt_ids([{"role": "user", "content": "Look: <image_soft_token>"}])

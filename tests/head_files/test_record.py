@@ -53,7 +53,7 @@ def test_no_path_of_this_machine_is_written_and_what_lies_near_is_found(record: 
         ({"ttt_steps": 7.5}, "ttt_steps=7.5: Input should be a valid integer"),
         ({"store": {"path": "p", "hash": "h"}}, "store.val_fraction is missing"),
         ({"epochs": 3}, "epochs is unknown"),
-        ({"format_version": 3, "epochs": 3}, "format_version=3, this code reads 5"),
+        ({"format_version": 3, "epochs": 3}, "format_version=3, this code reads 4"),
     ],
 )
 def test_what_this_version_does_not_write_is_refused_by_its_field(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ from eagle3.head_files.finding import facts_of_target
 from eagle3.serving.check.checks import run_checks
 from eagle3.serving.head.export import export_head
 from eagle3.target.capture import Capture, logit_transform_of
+from eagle3.target.identity import differences, other_precision
 from eagle3.target.model import NotLoadable, Target, load_target
 from eagle3.target.stored import stored_target
 
@@ -125,3 +127,12 @@ def test_a_head_is_measured_on_its_target_in_another_precision_and_a_warning_say
         assert found.level == level
     assert "in bfloat16" in found.message and "in fp8 (config and weights differ)" in found.message
     assert config["quantization_config"]["quant_method"] == "fp8"
+
+
+def test_a_target_that_an_earlier_version_recorded_is_compared_without_its_weights() -> None:
+    """Their hash was made of other samples: a store or head of then is not refused for that."""
+    now = tiny_target().identity
+    then = replace(now, precision=None, weights_hash="of other samples")
+    assert differences(then, now) == [] and other_precision(then, now) is None
+    assert differences(replace(then, config_hash="other"), now) == ["config"]
+    assert differences(replace(then, precision="bfloat16"), now) == ["weights"]

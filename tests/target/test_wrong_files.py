@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exported_head import tiny_chat
 from wrong_json import TEXTS, mutations, one_printable_line
 
 from eagle3.answers.chat import Chat
@@ -59,8 +58,8 @@ def test_no_wrong_value_in_a_file_is_a_traceback(file: str, target_copy: Path) -
 def read(folder: Path) -> None:
     files = stored_target(path=str(folder))
     assert files.identity and files.facts and files.embedding is not None
-    settings = {key: value for key, value in tiny_chat().settings.items() if key != "template_hash"}
-    chat = Chat(files.tokenizer, stop_ids=files.stop_ids, template=None, **settings)
+    settings = {"template": None, "template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": None}
+    chat = Chat(files.tokenizer, stop_ids=files.stop_ids, stop_tokens="auto", **settings)
     chat.prompt_ids([{"role": "user", "content": "Hello."}])
 
 
