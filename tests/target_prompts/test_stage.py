@@ -107,6 +107,16 @@ def test_a_target_alone_gives_as_many_prompts_as_are_asked_for_and_answers_them(
     assert prompts_of(again) == prompts and len(sampled) == len(samples) + 12  # nothing is made twice
 
 
+def test_some_of_the_targets_prompts_can_be_held_out(run: Run) -> None:
+    out_dir = run("prompts.limit=12", "prompts.held_out=4")
+    held_out = [prompt["id"] for prompt in prompts_of(out_dir / "held_out")]
+    training = [prompt["id"] for prompt in prompts_of(out_dir)]
+    assert len(held_out) == 4 and len(training) == 8 and not {*held_out} & {*training}
+    assert [*map(prompts_of, (run("prompts.limit=12", "prompts.held_out=4"), out_dir / "held_out"))] == [
+        prompts_of(out_dir), prompts_of(out_dir / "held_out"),
+    ]  # fmt: skip
+
+
 def test_more_prompts_continue_the_samples_and_other_settings_are_refused(
     run: Run, fails: Callable[..., str], sampled: list[int]
 ) -> None:
