@@ -1,13 +1,14 @@
 """What the target writes between turns, by which its own rendered conversations are recognised."""
 
 import pytest
-from stores import ASSETS
+from omegaconf import OmegaConf
+from stores import ASSETS, CONF
 from transformers import AutoTokenizer
 
 from eagle3.answers.chat import Chat
 from eagle3.answers.markers import target_markers
 
-SETTINGS = {"template_kwargs": {}, "stop_tokens": [], "date": "2026-01-01", "reasoning_parser": None}
+SETTINGS = OmegaConf.to_container(OmegaConf.load(CONF / "chat" / "default.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,6 @@ SETTINGS = {"template_kwargs": {}, "stop_tokens": [], "date": "2026-01-01", "rea
 def test_the_marks_between_a_question_and_its_answer_are_those_of_the_template(template, between):
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny")
     path = template and str(ASSETS / "templates" / f"{template}.jinja")
-    markers = target_markers(Chat(tokenizer, stop_ids=[2], template=path, **SETTINGS))
+    markers = target_markers(Chat(tokenizer, stop_ids=[2], **{**SETTINGS, "template": path}))
     assert markers.between == between
     assert {"<|im_start|>", "<|im_end|>"} <= markers.tokens
