@@ -10,7 +10,6 @@ from pathlib import Path
 from eagle3.errors import InputError
 from eagle3.storage.lock import hold
 
-NEW, OLD = "new", "old"  # in the folder of the work, next to the one that is replaced
 AT_WORKING_DIRECTORY, EXCHANGE = -100, 2  # of renameat2
 
 
@@ -28,45 +27,46 @@ def require_free_place(directory: Path, *, setting: str) -> None:
 
 @contextmanager
 def replacing(directory: Path) -> Iterator[Path]:
-    """Give a folder to write into, that takes the place of `directory` when the block ends well.
+    """Give a folder to write into, next to `directory`, whose place it takes when the block ends well.
 
     A kill leaves the old or the new content, and the next call or `put_right` removes the rest."""
     place = directory.resolve()  # of a link, what it points to
-    work = _work_folder(place)
-    with hold(work):
-        _finish(place, work)
-        (work / NEW).mkdir()
+    lock, new, old = _beside(place)
+    with hold(lock):
+        _finish(place, new, old)
+        new.mkdir()
         try:
-            yield work / NEW
-            if not _exchange(work / NEW, place):
+            yield new
+            if not _exchange(new, place):
                 if place.exists():
-                    place.rename(work / OLD)
-                (work / NEW).rename(place)
+                    place.rename(old)
+                new.rename(place)
         finally:
-            _finish(place, work)
-            shutil.rmtree(work, ignore_errors=True)
+            _finish(place, new, old)
+            shutil.rmtree(lock, ignore_errors=True)
 
 
 def put_right(directory: Path) -> None:
     """Remove what a killed `replacing` left, and give the old folder its name again if it was between the two."""
     place = directory.resolve()
-    work = _work_folder(place)
-    if not work.is_dir():
+    lock, new, old = _beside(place)
+    if not lock.is_dir():
         return
-    with suppress(InputError, OSError), hold(work):  # somebody is writing it now, or we may not
-        _finish(place, work)
-        shutil.rmtree(work, ignore_errors=True)
+    with suppress(InputError, OSError), hold(lock):  # somebody is writing it now, or we may not
+        _finish(place, new, old)
+        shutil.rmtree(lock, ignore_errors=True)
 
 
-def _work_folder(place: Path) -> Path:
-    return place.with_name(f".{place.name}.export")
+def _beside(place: Path) -> list[Path]:
+    """Return the folders of the lock, and of the new and the old content."""
+    return [place.with_name(f".{place.name}.{kind}") for kind in ("lock", "new", "old")]
 
 
-def _finish(place: Path, work: Path) -> None:
-    if (work / OLD).exists() and not place.exists():
-        (work / OLD).rename(place)
-    for left in (NEW, OLD):
-        shutil.rmtree(work / left, ignore_errors=True)
+def _finish(place: Path, new: Path, old: Path) -> None:
+    if old.exists() and not place.exists():
+        old.rename(place)
+    for left in (new, old):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _exchange(one: Path, other: Path) -> bool:

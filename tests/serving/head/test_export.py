@@ -143,3 +143,12 @@ def test_a_kill_at_any_instant_leaves_a_whole_head(
         export_head(trained, again / "head", versions={"torch": "newest"})
         assert [path.name for place in (state, again) for path in place.iterdir()] == ["head", "head"]
     assert found == {"old", "new"} and len(kept) == (2 if exchanges else 6)
+
+
+def test_paths_in_the_record_are_as_seen_from_the_folder_of_the_head(trained: TrainedHead, tmp_path: Path) -> None:
+    target = replace(trained.record.target, name=str(tmp_path / "here/models/mine"))
+    head = tmp_path / "here/head"
+    export_head(replace(trained, record=replace(trained.record, target=target)), head, versions={})
+    (tmp_path / "here").rename(tmp_path / "there")
+    record = read_record(tmp_path / "there/head", made_by="this test")
+    assert record is not None and record.target.name == str(tmp_path / "there/models/mine")
