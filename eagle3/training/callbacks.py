@@ -25,6 +25,7 @@ from eagle3.data.pack import Batch
 from eagle3.errors import Interrupted
 from eagle3.progress import Bar
 from eagle3.storage.folder import LocalFolder
+from eagle3.training.checkpoint import AtomicCheckpointIO
 from eagle3.training.loggers import MetricsCSV
 
 log = logging.getLogger(__name__)
@@ -225,6 +226,9 @@ class LastCheckpoint(Checkpoint):
                 self.stop = Stop.SAVED
 
     def _save(self, trainer: Trainer) -> None:
+        checkpoint_io = trainer.strategy.checkpoint_io
+        if trainer.is_global_zero and isinstance(checkpoint_io, AtomicCheckpointIO):
+            checkpoint_io.require_claimed()  # before metrics.csv is copied, too
         for logger in trainer.loggers:
             if isinstance(logger, MetricsCSV):
                 logger.copy()

@@ -115,19 +115,20 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             file.write(content)
             file.write(comment.result())
         if self.copies:
-            self._require_claimed(self.copies)
+            self.require_claimed()
             write_file(self.copies, Path(path).name, b"".join((content, comment.result())))
 
     def remove_checkpoint(self, path: str | Path) -> None:
         super().remove_checkpoint(path)
         if self.copies:
-            self._require_claimed(self.copies)
+            self.require_claimed()
             self.copies.delete(Path(path).name)
 
-    def _require_claimed(self, copies: Storage) -> None:
-        if copies.version(OWNER) != self.claimed:
+    def require_claimed(self) -> None:
+        """Raise InputError if another process writes the copies now."""
+        if self.copies and self.copies.version(OWNER) != self.claimed:
             raise InputError(
-                f"checkpoint_copies={copies.location} is written by another process since this training started "
+                f"checkpoint_copies={self.copies.location} is written by another process since this training started "
                 f"({OWNER} there names it); stop one of them, or give each run a folder of its own"
             )
 

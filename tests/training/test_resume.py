@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from eagle3.errors import InputError
 from eagle3.head_files.finding import TargetFacts
 from eagle3.storage.folder import Storage, open_folder
 from eagle3.training import resume
+from eagle3.training.callbacks import LastCheckpoint
 from eagle3.training.checkpoint import AtomicCheckpointIO
+from eagle3.training.loggers import MetricsCSV
 from eagle3.training.resume import RunCheckpoints, read_resumed
 
 Saved = Callable[..., Path]
@@ -235,13 +238,19 @@ def test_a_process_whose_copies_another_one_has_claimed_writes_no_more(
     writer.save_checkpoint({"state_dict": {}}, last)
     kept = save(copies / "last.ckpt", 500).read_bytes()
     started(tmp_path / "elsewhere", copies)
+    (run := tmp_path / "run/metrics.csv").write_text("step\n9\n")
+    (copies / run.name).write_text("step\n500\n")
+    strategy = SimpleNamespace(checkpoint_io=writer)
+    loggers = [MetricsCSV(run_dir=str(run.parent), copies=str(copies))]
+    trainer: Any = SimpleNamespace(is_global_zero=True, strategy=strategy, loggers=loggers)
     writes: list[Callable[[Path], None]] = [
-        lambda path: writer.save_checkpoint({"state_dict": {}}, path), writer.remove_checkpoint
+        lambda path: writer.save_checkpoint({"state_dict": {}}, path), writer.remove_checkpoint,
+        lambda path: LastCheckpoint(dirpath=str(path.parent))._save(trainer),
     ]  # fmt: skip
     for write in writes:
         with pytest.raises(InputError, match=f"checkpoint_copies={copies} is written by another process"):
             write(last)
-    assert (copies / "last.ckpt").read_bytes() == kept
+    assert (copies / "last.ckpt").read_bytes() == kept and "500" in (copies / run.name).read_text()
 
 
 def test_a_kill_while_checkpoints_are_copied_loses_none(
