@@ -27,7 +27,6 @@ def config_of(target: Path, *overrides: str) -> DictConfig:
     ("changes", "overrides", "message"),
     [
         ({"quantization_config": {"quant_method": "modelopt"}}, [], "quant_method=modelopt"),
-        ({"vocab_size": 4000}, [], "96 tokens beyond the 4000 rows"),
         ({"num_hidden_layers": 5}, [], r"features\.capture_layers=\[2, 2, 2\] does not fit"),
         ({}, ["features.capture_layers=[2,4,9]"], r"features\.capture_layers=\[2, 4, 9\] does not fit"),
     ],

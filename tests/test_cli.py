@@ -220,7 +220,8 @@ def test_a_launch_warns_of_keys_that_load_the_target_here(fails: Fails, caplog: 
          ["sampling.temperature", "chat"]),
         (["stages=[answers]", "answers=imported", "sampling.seed=3", "sampling.max_prompt_tokens=9",
           "prompts.limit=3"], ["sampling.seed", "prompts.limit"]),
-        (["stages=[prompts]", "prompts.path=/nowhere", "prompts/privacy=patterns", "target=phi4"], ["target"]),
+        (["stages=[prompts]", "prompts.path=/nowhere", "prompts/privacy=patterns", "features.shard_mb=1"],
+         ["features.shard_mb"]),
     ],
 )  # fmt: skip
 def test_precompute_names_the_keys_without_effect_on_its_stages(

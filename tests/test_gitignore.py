@@ -34,7 +34,7 @@ def ignored(clone: Path, paths: list[str]) -> list[str]:
 
 def test_what_the_pages_commands_read_and_write_is_ignored(clone: Path) -> None:
     paths = sorted({path for path in paths_on_pages() if not (ROOT / path).exists()})
-    for name in ("chats.jsonl", "data", "held_out", "runs/first", "heads/first", "bench/first", "serving-1.log"):
+    for name in ("chats.jsonl", "data", "runs/first", "heads/first", "bench/first", "serving-1.log"):
         assert name in paths, paths  # so that the test reads what users read
     made = [f"{path}/file" if Path(path).suffix == "" else path for path in paths]
     assert sorted(set(made) - set(ignored(clone, made))) == []

@@ -138,7 +138,7 @@ def configs() -> list[Any]:
 @pytest.mark.parametrize(("page", "key", "value"), KEYS)
 def test_keys_that_a_page_names_exist(page: str, key: str, value: str, configs: list[Any]) -> None:
     option = CONF / key / f"{value}.yaml"
-    if key in ("hydra.run.dir", "hydra.sweep.dir"):  # Hydra's own
+    if key in ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir"):  # Hydra's own
         return
     if key.startswith("hydra."):
         Plugins.instance()  # registers what each plugin takes

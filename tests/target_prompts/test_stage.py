@@ -276,7 +276,7 @@ def test_a_target_that_cannot_write_prompts_is_refused_before_its_weights_are_re
         template.unlink()
     else:
         template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
-    line = fails(f"target.path={without_weights}")
+    line = fails(f"target.path={without_weights}", "chat.stop_tokens=[]")
     assert "chat.template=FILE" in line and ("no user turn" in line) == (name != "no template")
 
 

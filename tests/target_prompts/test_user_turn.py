@@ -100,7 +100,7 @@ CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\nTEXT<|im_end|>\n{% en
 )
 def test_a_template_without_a_place_for_a_user_s_text_is_refused_by_name(template, reason, tmp_path):
     (tmp_path / "other.jinja").write_text(template)
-    chat = make_chat("qwen2_5", template=str(tmp_path / "other.jinja"))
+    chat = make_chat("qwen2_5", template=str(tmp_path / "other.jinja"), stop_tokens=[])
     with pytest.raises(InputError, match=rf"prompts=from_target: .*\({reason}.*chat\.template=FILE"):
         require_user_turns(chat, [])
 
@@ -163,7 +163,7 @@ def test_added_tokens_that_the_template_does_not_write_are_text():
     markers = ["<｜User｜>", "<｜Assistant｜>"]  # noqa: RUF001 no special tokens in DeepSeek's tokenizer
     tokenizer.add_tokens([*markers, "\n\n", "    ", "<table>"])
     template = str(ASSETS / "templates/deepseekv3.jinja")
-    chat = Chat(tokenizer, stop_ids={tokenizer.eos_token_id}, **{**SETTINGS, "template": template})
+    chat = Chat(tokenizer, stop_ids={tokenizer.eos_token_id}, **{**SETTINGS, "template": template, "stop_tokens": []})
     turn = first_user_turn(chat, None)
     assert chat.decode([turn.end]) == markers[1]
     text = "Why is this wrong?\n\n    <table>\n\n    </table>"
