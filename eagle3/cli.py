@@ -353,7 +353,7 @@ def in_own_process() -> int:
 
 
 def how_to_resume(checkpoint: Path) -> str:
-    """Say how a training goes on from its latest checkpoint: the whole command, unless a launcher starts its ranks."""
+    """Say how to resume from the latest checkpoint: the whole command, unless a launcher starts the ranks."""
     if not HydraConfig.initialized():  # a program of the user's own
         return f"resume with ckpt_path={checkpoint}"
     folder = f"hydra.run.dir={quoted(str(output_dir()))}"

@@ -1,5 +1,6 @@
 """What no later stage could do anything about is said before the first one starts."""
 
+import json
 import logging
 import os
 from pathlib import Path
@@ -64,6 +65,18 @@ def test_servers_that_cannot_be_started_are_told_before_the_first_stage(
 ) -> None:
     with pytest.raises(InputError, match=message):
         check_ahead(config_of(tiny_path, "features=huggingface", *overrides), [*STAGES.values()])
+
+
+def test_missing_or_cut_weights_are_told_before_the_first_stage(without_weights: Path, tiny_path: Path) -> None:
+    weights = without_weights / "model-00002-of-00002.safetensors"
+    index = {"weight_map": {"model.embed_tokens.weight": weights.name}}
+    (without_weights / "model.safetensors.index.json").write_text(json.dumps(index))
+    config = config_of(without_weights, "answers=huggingface", "features=huggingface")
+    for content in (None, (tiny_path / "model.safetensors").read_bytes()[:-1]):
+        if content:
+            weights.write_bytes(content)
+        with pytest.raises(InputError, match=rf"target\.path=.*: {weights.name} cannot be read"):
+            check_ahead(config, [*STAGES.values()])
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])

@@ -14,7 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from stores import ROOT
+from stores import ASSETS, ROOT
 
 from eagle3.commands import serve
 from eagle3.errors import InputError
@@ -28,6 +28,7 @@ NEEDS_EXTRA = {
 }  # fmt: skip
 # Imported where they are used, after a look whether they are there.
 GUARDED = {"triton", "flash_attn", "onnxruntime", "ray", "sglang", "tokenizers"}
+FROM_TARGET = ["prompts=from_target", f"target.path={ASSETS}/tiny", "answers=huggingface"]
 BENCH = (*serve.BENCH_LIBRARIES, "matplotlib")  # the curves of a training are drawn where it is installed
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -152,10 +153,11 @@ def test_all_but_the_parts_that_need_an_extra_can_be_imported_without_them(witho
     assert done.returncode == 0, done.stderr
 
 
-def test_the_prompts_stage_without_its_extra_says_so_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", [["prompts.path=x.jsonl"], FROM_TARGET])
+def test_the_prompts_stage_without_its_extra_says_so_in_one_line(tmp_path: Path, source: list[str]) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['datasketch'] = None")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = run(environment, "precompute.py", "stages=[prompts]", "prompts.path=x.jsonl", f"out_dir={tmp_path / 'out'}")
+    done = run(environment, "precompute.py", "stages=[prompts]", *source, f"out_dir={tmp_path / 'out'}")
     install = "pip install -c constraints.txt -e '.[prompts]' in the clone"
     line = f"stages=[prompts] needs the package datasketch; install all that it needs: {install}"
     assert (done.returncode, done.stderr) == (1, f"error: {line}\n")

@@ -7,8 +7,9 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
@@ -31,6 +32,7 @@ SENTINEL = "Sentinel0451"  # no template changes, cuts or takes it for anything
 QUESTION = {"role": "user", "content": "Question0451"}
 
 Messages = list[dict[str, Any]]
+Items = TypeVar("Items", str, list[int])
 
 
 class RefusedConversation(Exception):
@@ -297,7 +299,7 @@ class Chat:
                 except RefusedConversation:
                     continue
             if found:
-                return [_common_start(*found), *found]
+                return [common_start(*found), *found]
         return []
 
     def _end_in(self, ids: list[int]) -> int | None:
@@ -368,11 +370,10 @@ def _pin_clock(source: str, date: str) -> str:
     return "{% macro strftime_now(format) %}{{ format" + replacements + " }}{% endmacro %}\n" + source
 
 
-def _common_start(first: list[int], *others: list[int]) -> list[int]:
-    length = 0
-    while length < len(first) and all(each[length : length + 1] == first[length : length + 1] for each in others):
-        length += 1
-    return first[:length]
+def common_start(first: Items, *others: Items) -> Items:
+    """Return the beginning that all of them have: tokens, or characters."""
+    together = zip(first, *others, strict=False)
+    return first[: sum(1 for _ in takewhile(lambda items: len({*items}) == 1, together))]
 
 
 @cache

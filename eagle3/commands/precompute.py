@@ -240,7 +240,7 @@ STAGES = {
 
 def check_ahead(config: DictConfig, stages: Sequence[Stage]) -> None:
     """Raise InputError for what would otherwise be found only after hours of earlier stages."""
-    if STAGES["prompts"] in stages:
+    if any(isinstance(stage, PromptsStage) for stage in stages):
         require_packages(*LIBRARIES, extra="prompts", needed_by="stages=[prompts]")
         import eagle3.prompts.stage  # noqa: F401  (a signal still ends the command at once)
     if not any(stage.needs_target for stage in stages):
@@ -252,7 +252,7 @@ def check_ahead(config: DictConfig, stages: Sequence[Stage]) -> None:
     for stage in stages:
         stage.check_target(config, target)
     if Path(target.path).is_dir():  # of the hub, they are fetched when they are needed
-        log.debug("%s has %d bytes of weights", target.path, target.weights_bytes)
+        target.tensors.require_files()
 
 
 def check_servers(config: DictConfig) -> None:

@@ -51,8 +51,8 @@ def differences(one: TargetIdentity, other: TargetIdentity, parts: tuple[str, ..
 
 
 def other_precision(trained: TargetIdentity, served: TargetIdentity) -> str | None:
-    """Say how a target differs that may be the trained one in another precision, None where it cannot be: files do not
-    tell whether they are of one model."""
+    """Say how the served target differs where it may be the trained one in another precision, else None. The files do
+    not tell whether both are one model."""
     same = trained.precision in (None, served.precision)
     if same or trained.tokenizer_hash != served.tokenizer_hash:
         return None

@@ -50,6 +50,11 @@ class CheckpointTensors:
             raise InputError(f"target.path={self.path} holds no *.safetensors; fetch its weights, in that format")
         return {key: file for file in files for key in self._open(file).keys()}  # noqa: SIM118
 
+    def require_files(self) -> None:
+        """Raise InputError if a file of weights is missing or incomplete; reads no values."""
+        for file in sorted({*self.file_of.values()}):
+            self._open(file)
+
     def read(self, name: str) -> Tensor:
         with self._open(self.file_of[name]) as file:
             try:

@@ -15,14 +15,14 @@ LOOP = "user turn that repeats itself"
 
 TINY_BYTES = 8  # three Chinese characters are more
 RUN = 4  # tokens
-LOOP_TOKENS = 32  # shorter turns have too few runs to judge
+LOOP_TOKENS = 32  # a shorter turn has too few tokens to look for repeats
 # A line with nothing but a role, or one that begins a role's speech.
 ROLE = re.compile(
     r"^[#*<\[|\s]*(?:(?:assistant|user|human|system)[>\]|*:\s]*$|(?:assistant|user|human)\s*:)", re.I | re.M
 )
 
 
-def judged(chat: Chat, turn: UserTurn, before: Messages, answer: Answer) -> tuple[str, str | None]:
+def checked(chat: Chat, turn: UserTurn, before: Messages, answer: Answer) -> tuple[str, str | None]:
     """Return the text of a user turn after the messages `before`, and the reason why it is none."""
     ended = answer.finish_reason == "stop"
     ids = answer.token_ids[:-1] if ended else answer.token_ids

@@ -1,11 +1,11 @@
 """What the chat template writes before and after a user's text, found by rendering two texts in its place."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
-from eagle3.answers.chat import SENTINEL, Chat, Messages, RefusedConversation
+from eagle3.answers.chat import SENTINEL, Chat, Messages, RefusedConversation, common_start
 from eagle3.errors import InputError
 
 # Two texts of other lengths, beginnings and ends: what both renderings have in common is the template's own.
@@ -46,13 +46,13 @@ def _header(chat: Chat, head: str, rendered: list[list[int]]) -> list[int]:
     """Return the ids of the template's text before the user's, as they are in all that was rendered.
 
     White space at its end may belong to the first token of the user's text: then the target writes it."""
-    header = _common(*rendered)
+    header = common_start(*rendered)
     text = chat.decode(header)
     if head.startswith(text):
         rest = head[len(text) :]
     else:  # SentencePiece: a space that is not in the template
         alone = chat.encode(head)
-        header = _common(header, alone)
+        header = common_start(header, alone)
         rest = chat.decode(alone[len(header) :])
     if rest.strip():
         raise RefusedConversation(NO_BOUNDARY)
@@ -94,12 +94,3 @@ def _end(chat: Chat, tail: str) -> int:
     if first is None or chat.decode(ids[:first]).strip():
         raise RefusedConversation(NO_END)
     return ids[first]
-
-
-def _common(*rows: Iterable[int]) -> list[int]:
-    common = []
-    for first, *others in zip(*rows, strict=False):
-        if any(other != first for other in others):
-            break
-        common.append(first)
-    return common

@@ -7,7 +7,7 @@ from eagle3.answers.chat import Chat, Messages, RefusedConversation
 from eagle3.answers.dialogue import NO_CONTENT, seed_of
 from eagle3.engine.endpoint import Answer
 from eagle3.settings.precomputing import Sampling
-from eagle3.target_prompts.quality import judged
+from eagle3.target_prompts.quality import checked
 from eagle3.target_prompts.user_turn import UserTurn, first_user_turn, own_tokens, user_turn
 
 NO_ANSWER = "no answer of the target"
@@ -96,7 +96,7 @@ class WrittenPrompt:
             self._end(NO_ROOM)
 
     def _add_user_turn(self, turn: UserTurn, answer: Answer) -> None:
-        text, refused = judged(self._chat, turn, self._messages, answer)
+        text, refused = checked(self._chat, turn, self._messages, answer)
         if refused is not None:
             return self._end(refused)
         self._messages.append({"role": "user", "content": text})

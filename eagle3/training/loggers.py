@@ -119,8 +119,6 @@ VARIABLES = {
     "id": "WANDB_RUN_ID",
     "resume": "WANDB_RESUME",
 }
-
-
 MODES = {"offline": "dryrun", "online": "run"}  # other names that W&B knows them by
 
 

@@ -75,6 +75,6 @@ class ShareLR(LambdaLR):
         top = f"{rate * factor(step + max(0, rising - 1)):.2e}"
         return (
             f"{self.done(step) / self.length:.0%} of the training is done; the learning rate, {rate * before:.2e} "
-            f"before, {f'rises to {top} in {rising} steps' if rising else f'goes on at {top}'} and ends at "
+            f"before, {f'rises to {top} in {rising} steps' if rising else f'continues at {top}'} and ends at "
             f"{rate * factor(last):.2e} after step {last}"
         )

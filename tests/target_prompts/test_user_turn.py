@@ -10,7 +10,7 @@ from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import Sampling
 from eagle3.target.model import load_target
-from eagle3.target_prompts.quality import CUT, LOOP, NOT_TEXT, ROLE_INSIDE, TINY, TOKEN_INSIDE, judged
+from eagle3.target_prompts.quality import CUT, LOOP, NOT_TEXT, ROLE_INSIDE, TINY, TOKEN_INSIDE, checked
 from eagle3.target_prompts.user_turn import NO_END, REWRITTEN, first_user_turn, require_user_turns, user_turn
 from eagle3.target_prompts.written import NO_ROOM, Sample, Writing
 from eagle3.workers.meter import ProgressBuffer
@@ -60,7 +60,7 @@ def test_every_family_s_user_turn_is_found_exactly(name):
             # All that the template writes before the text is in the header: the rest begins with the text itself.
             rest = chat.decode(ids[len(turn.header) :])
             assert rest.startswith(question) and rest.removeprefix(question).startswith(chat.decode([turn.end]))
-            assert judged(chat, turn, before, ended(chat, turn, question)) == (question, None)
+            assert checked(chat, turn, before, ended(chat, turn, question)) == (question, None)
     assert first_user_turn(chat, SYSTEM) == user_turn(chat, CONVERSATIONS["system prompt"])
     assert SYSTEM in first_user_turn(chat, SYSTEM).before
 
@@ -79,7 +79,7 @@ def test_a_space_before_the_text_is_left_to_the_target_where_it_is_part_of_its_f
     for question in ("Why is it so?", "Explain the second case."):
         ids = chat.prompt_ids([user(question)])
         written = ids[len(turn.header) : ids.index(turn.end) + 1]
-        assert judged(chat, turn, [], Answer(written, "stop")) == (question, None)
+        assert checked(chat, turn, [], Answer(written, "stop")) == (question, None)
 
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\nTEXT<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"  # noqa: E501
@@ -122,15 +122,15 @@ def test_a_template_that_strips_gives_the_text_as_it_would_serve_it(text, tmp_pa
     (tmp_path / "strip.jinja").write_text(CHATML.replace("TEXT", "{{ m.content | trim }}"))
     for chat in (make_chat("qwen2_5", template=str(tmp_path / "strip.jinja")), make_chat("qwen2_5")):
         turn = first_user_turn(chat, None)
-        assert judged(chat, turn, [], ended(chat, turn, text)) == ("What is it?", None)
+        assert checked(chat, turn, [], ended(chat, turn, text)) == ("What is it?", None)
 
 
 def test_a_text_that_the_template_rewrites_is_left_out(tmp_path):
     (tmp_path / "flags.jinja").write_text(CHATML.replace("TEXT", "{{ m.content | replace('/no_think', '') }}"))
     chat = make_chat("qwen2_5", template=str(tmp_path / "flags.jinja"))
     turn = first_user_turn(chat, None)
-    assert judged(chat, turn, [], ended(chat, turn, "Why is it? /no_think"))[1] is not None
-    assert judged(chat, turn, [], ended(chat, turn, "Why is it so?"))[1] is None
+    assert checked(chat, turn, [], ended(chat, turn, "Why is it? /no_think"))[1] is not None
+    assert checked(chat, turn, [], ended(chat, turn, "Why is it so?"))[1] is None
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_text_that_the_template_rewrites_is_left_out(tmp_path):
 def test_a_text_that_is_no_prompt_is_named_by_its_reason(text, reason):
     chat = make_chat("qwen2_5")
     turn = first_user_turn(chat, None)
-    assert judged(chat, turn, [], ended(chat, turn, text)) == (text.strip(), reason)
+    assert checked(chat, turn, [], ended(chat, turn, text)) == (text.strip(), reason)
 
 
 def test_added_tokens_that_the_template_does_not_write_are_text():
@@ -167,19 +167,19 @@ def test_added_tokens_that_the_template_does_not_write_are_text():
     turn = first_user_turn(chat, None)
     assert chat.decode([turn.end]) == markers[1]
     text = "Why is this wrong?\n\n    <table>\n\n    </table>"
-    assert judged(chat, turn, [], ended(chat, turn, text)) == (text, None)
-    assert judged(chat, turn, [], ended(chat, turn, f"Why is this wrong?{markers[0]}Tell me."))[1] == TOKEN_INSIDE
+    assert checked(chat, turn, [], ended(chat, turn, text)) == (text, None)
+    assert checked(chat, turn, [], ended(chat, turn, f"Why is this wrong?{markers[0]}Tell me."))[1] == TOKEN_INSIDE
 
 
 def test_a_turn_without_its_end_or_with_another_control_token_at_it_is_left_out():
     chat = make_chat("glm4moe")
     turn = first_user_turn(chat, None)
     ids = ended(chat, turn, "What is the answer?").token_ids
-    assert judged(chat, turn, [], Answer(ids[:-1], "length"))[1] == CUT
+    assert checked(chat, turn, [], Answer(ids[:-1], "length"))[1] == CUT
     [system] = chat.encode("<|system|>")
-    assert judged(chat, turn, [], Answer([*ids[:-1], system], "stop"))[1] == TOKEN_INSIDE
+    assert checked(chat, turn, [], Answer([*ids[:-1], system], "stop"))[1] == TOKEN_INSIDE
     [stop] = chat.stop_ids  # some targets end a user's text as they end their own
-    assert judged(chat, turn, [], Answer([*ids[:-1], stop], "stop"))[1] is None
+    assert checked(chat, turn, [], Answer([*ids[:-1], stop], "stop"))[1] is None
 
 
 ARCHITECTURES = {

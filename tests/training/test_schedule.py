@@ -139,5 +139,5 @@ def test_the_log_of_a_resume_says_what_the_rate_does_when_the_training_has_anoth
     found, length = rates(tmp_path), now if bound == "max_steps" else PACKS * now
     optim = AdamWCosine(lr=PEAK, warmup_fraction=0.25)
     assert f"ends at {PEAK * optim.final_lr_fraction:.2e} after step {length}" in line and "init_from" in line
-    assert len(found) == length and f"{'rises to' if risen else 'goes on at'} {max(found[steps:]):.2e}" in line
+    assert len(found) == length and f"{'rises to' if risen else 'continues at'} {max(found[steps:]):.2e}" in line
     assert (found[steps] > found[steps - 1]) is risen and found[steps] < found[steps - 1] + 0.2 * PEAK

@@ -110,7 +110,7 @@ def known_files(folders: list[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for folder in folders:
         held_out = os.path.join(folder, "held_out")
-        files = {each: Path(each).expanduser() / "prompts" / "prompts.jsonl" for each in (folder, held_out)}
+        files = {each: Path(each) / "prompts" / "prompts.jsonl" for each in (folder, held_out)}
         if not files[folder].is_file():
             raise InputError(
                 f"prompts.duplicates.known={folders}: {files[folder]} does not exist; name the out_dir of earlier runs"

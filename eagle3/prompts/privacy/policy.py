@@ -23,7 +23,7 @@ ACTIONS = get_args(Action)
 # Of equal findings the first recogniser's counts; phone numbers come between FIRST and LAST.
 FIRST = [*contact.RECOGNISERS, *payment.RECOGNISERS, *ids.RECOGNISERS, *network.RECOGNISERS]
 LAST = [*wallets.RECOGNISERS, *secrets.RECOGNISERS, *passwords.RECOGNISERS]
-BY_NOTHING = ("COORDINATES",)  # of a home as of any monument
+BY_NOTHING = ("COORDINATES",)  # nothing tells those of a home from those of a public place
 NO_CHECKSUM = "CRYPTO_WALLET without a checksum"  # found next to words such as wallet
 BETWEEN_MESSAGES = "\n\n"  # no number continues across it, but words of one message are context for the next
 

@@ -32,30 +32,10 @@ STELLAR_LENGTH = 56
 TON = re.compile(r"(?<![\w-])[EUk0]Q[\w-]{46}(?![\w-])", re.ASCII)
 
 WALLET_WORDS = words(
-    "wallets?",
-    r"crypto\w*",
-    "eth",
-    "ethereum",
-    "erc ?20",
-    "metamask",
-    "usd[tc]",
-    "bnb",
-    "polygon",
-    "solana",
-    "sol",
-    "phantom",
-    "ledger",
-    "airdrop",
-    "coins?",
-    "payout",
-    r"donat\w*",
-    "withdraw(?:al)?",
-    "deposit",
-    "sen[dt]",
-    "transfer(?:red)?",
-    "my address",
-    "address",
-)
+    "wallets?", r"crypto\w*", "eth", "ethereum", "erc ?20", "metamask", "usd[tc]", "bnb", "polygon", "solana", "sol",
+    "phantom", "ledger", "airdrop", "coins?", "payout", r"donat\w*", "withdraw(?:al)?", "deposit", "sen[dt]",
+    "transfer(?:red)?", "my address", "address",
+)  # fmt: skip
 ethereum = Pattern(
     re.compile(r"0x[0-9a-fA-F]{40}"), valid=lambda match: _is_varied(match.group()[2:]), context=WALLET_WORDS
 )
@@ -82,7 +62,7 @@ def addresses(text: str) -> Iterator[Span]:
 
 
 def secret_keys(text: str) -> Iterator[Span]:
-    """Find private keys in wallet import format, extended private keys, Stellar's seeds, and numbers called one."""
+    """Find private keys in wallet import format, extended ones, Stellar's seeds, and hexadecimal ones by their name."""
     for match in WORD58.finditer(text):
         if _kind_of_base58(match.group()) == "secret":
             yield Span(*match.span())
@@ -170,7 +150,7 @@ def _is_ss58(word: str) -> bool:
 
 def _is_bech32(prefix: str, data: str) -> bool:
     values = [ord(letter) >> 5 for letter in prefix] + [0] + [ord(letter) & 31 for letter in prefix]
-    values += [BECH32_LETTERS.index(letter) for letter in data if letter in BECH32_LETTERS]
+    values += [BECH32_LETTERS.index(letter) for letter in data]
     checksum = 1
     for value in values:
         top = checksum >> 25
