@@ -97,6 +97,13 @@ def test_regenerated_rows_of_speculators_keep_their_ids(
         assert len(answer.answer_ids) == sum(theirs["loss_mask"])
 
 
+@pytest.mark.parametrize("keep_answers", [False, True])
+def test_regenerated_rows_of_speculators_are_refused_with_the_page_that_helps(keep_answers: bool) -> None:
+    for row in regenerated(chat_of("qwen2_5"), "qwen2_5", TALK, ""):
+        with pytest.raises(Refused, match=r"row of token ids, as speculators .*docs/how-to/moving\.md"):
+            messages_of(row, keep_answers=keep_answers)
+
+
 def test_regenerated_rows_end_where_a_tool_is_called(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ LONGEST_GREETING = 200  # characters
 Turn = tuple[str, dict]  # its role, and as it is written
 TEXT_PARTS = ("text", "input_text", "output_text")
 
+OF_SPECULATORS = ("input_ids", "loss_mask")  # with the rendered text, but without a conversation
 TOOL_COLUMNS = ("tools", "functions")  # or the last part of a name
 OF_A_FUNCTION = frozenset(("type", "name", "description", "parameters", "strict"))
 
@@ -54,6 +55,8 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
     for name, _ in columns.found.get("attachments", ()):
         if not (shape.keeps_tools and _holds_tools(name)):
             raise Refused(f"row with {name}")
+    if columns.conversation_column() in (None, "text") and columns.row.keys() >= {*OF_SPECULATORS}:
+        raise Refused("row of token ids, as speculators regenerate them: docs/how-to/moving.md has a script for them")
     turns = _with_columns([(_role(turn, shape), turn) for turn in _turns(columns)], columns)
     if any(role == "tool" for role, _ in turns):
         raise Refused("tool turn")
