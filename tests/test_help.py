@@ -100,7 +100,12 @@ def test_help_is_what_hydra_prints_with_the_commands_to_paste() -> None:
     ],
 )
 def test_a_slip_finds_the_key_that_was_meant(script: str, given: str, meant: str | None) -> None:
-    assert did_you_mean(given, known_keys(script)) == (f" (did you mean {meant}?)" if meant else "")
+    assert did_you_mean(given, known_keys(script, [])) == (f" (did you mean {meant}?)" if meant else "")
+
+
+def test_a_key_in_a_wrong_group_finds_both_of_its_name() -> None:
+    known = known_keys("precompute", ["prompts=from_target"])
+    assert did_you_mean("answers.seed", known) == " (did you mean prompts.from_target.seed or sampling.seed?)"
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ OTHER_NAMES = {  # of a key, stage or option: what Lightning, Hugging Face and o
 
 def did_you_mean(given: str, known: Sequence[str]) -> str:
     """Return ` (did you mean …?)` with the nearest name, or nothing. A key without its groups finds those with it; a
-    key in a wrong group finds the only one of its name."""
+    key in a wrong group finds the one or two of its name."""
     known = [key for key in known if key != given]  # a YAML file may set a key that nothing takes
     if "/" in given:  # a group
         if (key := given.replace("/", ".")) in known:
@@ -58,7 +58,7 @@ def did_you_mean(given: str, known: Sequence[str]) -> str:
     alike = (
         _by_another_name(word.lower(), known)
         or inside[:3]
-        or (named if len(named) == 1 else [])
+        or (named if len(named) <= 2 else [])
         or get_close_matches(given, known, n=1, cutoff=LIKE)
         or get_close_matches(given.lower(), known, n=1, cutoff=LIKE)
         or _by_last_word(word, known)
