@@ -23,10 +23,10 @@ from eagle3.settings.check import check_settings
 @hydra.main(version_base="1.3", config_path="conf", config_name="precompute")
 @cli.report_errors
 def main(config: DictConfig) -> None:
-    check_settings(config, "precompute")
+    run = check_settings(config, "precompute")
     from eagle3.commands.precompute import precompute  # each stage imports what it needs
 
-    precompute(config)
+    precompute(run)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,11 @@ from eagle3.settings.check import NO_ACTION, check_settings
 def main(config: DictConfig) -> None:
     if "action" not in config:
         raise InputError(NO_ACTION)
-    check_settings(config, "serve")
+    run = check_settings(config, "serve")
     from eagle3.commands.serve import serve  # seconds of PyTorch: --help, Tab and slips do without
 
     interrupts.raise_interrupts()
-    serve(config)
+    serve(run)
 
 
 if __name__ == "__main__":

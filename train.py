@@ -24,11 +24,11 @@ from eagle3.settings.check import check_settings
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 @cli.report_errors
 def main(config: DictConfig) -> float:
-    check_settings(config, "train")
+    run = check_settings(config, "train")
     from eagle3.commands.train import train  # seconds of PyTorch and Lightning: --help, Tab and slips do without
 
     interrupts.raise_interrupts()
-    return train(config)
+    return train(run)
 
 
 if __name__ == "__main__":

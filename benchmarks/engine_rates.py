@@ -23,9 +23,10 @@ from omegaconf import OmegaConf
 from result import ROOT, write_result
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from eagle3 import cli
+from eagle3.adapters.quiet import quiet_libraries
 from eagle3.answers.chat import Chat
 from eagle3.answers.served import ServedAnswerer
+from eagle3.compose import compose_run
 from eagle3.engine.client import ask, new_session
 from eagle3.engine.endpoint import Answer
 from eagle3.engine.local_servers import servers_of, serving
@@ -33,7 +34,7 @@ from eagle3.features.capture_check import plain_sentinels
 from eagle3.features.conversation import Conversation
 from eagle3.features.served import ServedExtractor
 from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.precomputing import CaptureSettings, Sampling, ServedSettings
+from eagle3.settings.precomputing import PrecomputeRun, Sampling, ServedSettings
 from eagle3.target.stored import StoredTarget, stored_target
 from eagle3.workers.meter import ProgressBuffer
 from eagle3.workers.task import take_from
@@ -119,16 +120,21 @@ def offline(url: str, prompts: list[list[int]], sampling: dict[str, Any]) -> flo
     return timed(lambda: asyncio.run(send()))
 
 
+def precompute_run() -> PrecomputeRun:
+    return compose_run(
+        "precompute", "answers=sglang", "features=sglang", "target.path=.", "prompts.path=.", "out_dir=."
+    )
+
+
 def answers(target: StoredTarget, launch: LaunchSettings, work: Path, count: int) -> dict[str, Any]:
     rng = random.Random(0)
     prompts = [random_ids(PROMPT_TOKENS, rng) for _ in range(count)]
     sampling = Sampling(temperature=0.7, top_p=1.0, top_k=0, max_new_tokens=ANSWER_TOKENS)
-    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, template=None, template_kwargs={}, stop_tokens="auto",
-                date="2026-01-01", reasoning_parser=None)  # fmt: skip
-    settings = OmegaConf.load(ROOT / "conf/answers/sglang.yaml")
+    run = precompute_run()
+    chat = Chat(target.tokenizer, run.chat, stop_ids=target.stop_ids)
     servers = servers_of(launch, 1, target=target.path, revision=None, draft=None, folder=work / "logs")
     with serving(servers) as [server], ExitStack() as stack:
-        own = replace(cli.settings(ServedSettings, settings), urls=[server.url])
+        own = replace(run.answers.read(ServedSettings), urls=[server.url])
         answerer = ServedAnswerer(own, target=target, chat=chat, sampling=sampling, launch=launch, folder=work)
         stack.enter_context(answerer)
         at_once = {"temperature": 0.7, "max_new_tokens": ANSWER_TOKENS}
@@ -149,9 +155,10 @@ def features(target: StoredTarget, launch: LaunchSettings, work: Path, count: in
         Conversation(f"c{number}", torch.tensor(random_ids(len(turns), rng)), turns) for number in range(count)
     ]
     prompts = [item.input_ids.tolist() for item in conversations]
-    engine = OmegaConf.load(ROOT / "conf/features/sglang.yaml").engine
+    engine = precompute_run().features.engine
+    assert engine is not None
     extractor = ServedExtractor(
-        cli.settings(CaptureSettings, engine),
+        engine,
         target=target, layers=LAYERS, dtype="bfloat16", teachers="answers", batch_tokens=16384,
         launch=replace(launch, port=launch.port + 10), folder=work / "logs", sentinels=plain_sentinels(target),
     )  # fmt: skip
@@ -174,5 +181,5 @@ def summary(rates: dict[str, list[float]], ours: str, other: str, **facts: Any) 
 
 
 if __name__ == "__main__":
-    cli.quiet_libraries()
+    quiet_libraries()
     main()

@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
-from result import composed, write_result
+from result import write_result
 from scipy.stats import binomtest
 
-from eagle3 import cli
+from eagle3.compose import compose_run
 
 SECRETS = {"API_KEY", "TOKEN", "PASSWORD", "PRIVATE_KEY", "URL_PASSWORD"}
 PRESIDIO = {  # its kinds that patterns claim → ours
@@ -66,10 +66,10 @@ def main() -> None:
     parser.add_argument("--harmless", type=int, default=3000, help="pieces of packages' descriptions")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    settings = composed("precompute", "prompts/privacy=patterns").prompts.privacy
-    privacy = cli.build(settings)
-    settings.allowed.placeholders = False  # made-up values of others are often of documentation
-    recognisers = cli.build(settings)
+    given = ("precompute", "prompts/privacy=patterns", "prompts.path=.", "target.path=.", "out_dir=.")
+    privacy = compose_run(*given).prompts.privacy.build()
+    # made-up values of others are often of documentation
+    recognisers = compose_run(*given, "prompts.privacy.allowed.placeholders=false").prompts.privacy.build()
     judged: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))  # by source and kind
     for text in texts(options):
         found, _ = (recognisers if text.kind else privacy).find(text.text)

@@ -22,14 +22,13 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
-from result import ROOT, composed, write_result
+from result import ROOT, write_result
 
+from eagle3.compose import compose_run
 from eagle3.prompts import Prompt, plain_source, read_prompts
-from eagle3.prompts.rules import GROUPS, Rules
+from eagle3.prompts.rules import Rules
 from eagle3.prompts.stage import prepare_prompts
-from eagle3.settings.prompts import StageSettings
+from eagle3.settings.precomputing import PrecomputeRun
 from eagle3.storage.files import write_jsonl
 
 BUNDLED = ROOT / "tests" / "assets" / "prompts"
@@ -61,14 +60,13 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
         return pool.submit(function, *arguments).result()
 
 
-def rules(*, privacy: str) -> tuple[Rules, dict[str, Any]]:
-    """Return the stage's rules, with one benchmark for leaks, and its other settings."""
-    config = composed("precompute", f"prompts/privacy='{privacy}'")
-    settings = OmegaConf.to_container(config.prompts, resolve=True)
-    groups = {group: settings.pop(group) for group in GROUPS}
-    groups["decontamination"]["benchmarks"] = [str(BUNDLED / "heldout.jsonl")]
-    # Not through eagle3.cli, whose PyTorch would be most of the memory measured here.
-    return Rules(groups, privacy=instantiate(config.prompts.privacy, _convert_="all")), settings
+def rules(*, privacy: str) -> Rules:
+    """Return the stage's rules, with one benchmark for leaks."""
+    run: PrecomputeRun = compose_run(
+        "precompute", f"prompts/privacy='{privacy}'", f"prompts.decontamination.benchmarks=[{BUNDLED}/heldout.jsonl]",
+        "prompts.path=.", "target.path=.", "out_dir=.",
+    )  # fmt: skip
+    return Rules(run.prompts, privacy=run.prompts.privacy.build())
 
 
 def rates(path: Path) -> dict[str, Any]:
@@ -78,7 +76,7 @@ def rates(path: Path) -> dict[str, Any]:
     found = [prompt for _, prompt in read_prompts(source)]
     prompts = [prompt for prompt in found if isinstance(prompt, Prompt)]
     measured = {"reading": len(found) / (time.process_time() - started)}
-    made, _ = rules(privacy="patterns")
+    made = rules(privacy="patterns")
     parts: dict[str, Callable[[Prompt], Any]] = {check.name: check for check in made.checks(source)}
     for name, part in {**parts, "signature": made.signer}.items():
         part(prompts[0])  # loads what it loads once
@@ -115,12 +113,11 @@ def whole_stage(path: Path, out: Path, rows: int, privacy: str) -> dict[str, Any
     Peaks are of this process and of its largest worker. `own` leaves out mapped pages of files, which the system
     takes back when it needs memory.
     """
-    made, settings = rules(privacy=privacy)
+    made = rules(privacy=privacy)
     before, own = peak_mb(resource.RUSAGE_SELF), Peak(anonymous_mb)
     scratch = Peak(lambda: folder_mb(out / "prompts" / ".work"), seconds=1)
     started, cpu = time.perf_counter(), cpu_seconds()
-    settings |= {"path": str(path), "processes": 2}
-    ledger = prepare_prompts(StageSettings(**settings), made, keep_answers=False, out_dir=out)
+    ledger = prepare_prompts(replace(made.settings, path=str(path), processes=2), made, keep_answers=False, out_dir=out)
     seconds = time.perf_counter() - started
     return {
         "rows": rows,

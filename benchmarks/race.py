@@ -43,12 +43,11 @@ from typing import Any, Protocol
 
 import torch
 import torch._dynamo
-from omegaconf import DictConfig
 from random_head import LLAMA_8B, SMALL, RandomSamples, random_head, whole_step
 from result import ROOT, write_result
 from step_cost import timed
 from torch import nn
-from train_step import Step, device, on_gpu, random_step, training_config, without_overflow
+from train_step import Step, device, on_gpu, random_step, training_run, without_overflow
 from training_ways import compared, file_name
 
 from eagle3.commands.train import build_training
@@ -59,6 +58,7 @@ from eagle3.features.split import hash64
 from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import HeadConfig
 from eagle3.head_files.format import save_head
+from eagle3.settings.training import TrainRun
 from eagle3.storage.files import read_json, write_json
 
 WARM_UP, REPEATS = 3, 20
@@ -207,30 +207,30 @@ def over_peers(costs: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def time_steps(given: dict[str, Any]) -> dict[str, Any]:
     """Return what one contestant needs for each batch; nothing where it does not fit into the GPU's memory."""
-    config = training_config(given.get("overrides", []))
-    torch.set_float32_matmul_precision(config.matmul_precision)
+    run = training_run(given.get("overrides", []))
+    torch.set_float32_matmul_precision(run.matmul_precision)
     shape = SMALL if given["small"] else replace(LLAMA_8B, vocab_size=given["vocab"] or LLAMA_8B.vocab_size)
-    contestant = of_random_numbers(given, config, shape)
+    contestant = of_random_numbers(given, run, shape)
     batches = SMALL_BATCHES if given["small"] else BATCHES
     costs = {name: partial(step_cost, contestant, shape, *batches[name]) for name in given["batches"]}
     return {name: without_overflow(cost) for name, cost in costs.items()}
 
 
-def of_random_numbers(given: dict[str, Any], config: DictConfig, shape: HeadConfig) -> Contestant:
+def of_random_numbers(given: dict[str, Any], run: TrainRun, shape: HeadConfig) -> Contestant:
     total = 1000  # steps of a schedule that ends after what is timed
     if "layout" not in given:
-        clip = config.trainer.gradient_clip_val
-        return Ours(random_step(shape, config), clip, total_steps=total, capture_layers=LAYERS)
+        clip = run.trainer.keys["gradient_clip_val"]
+        return Ours(random_step(shape, run), clip, total_steps=total, capture_layers=LAYERS)
     if given["layout"] == "speculators":
         from race_speculators import of_random_target
 
-        return of_random_target(random_head(shape), LAYERS, config, total)
+        return of_random_target(random_head(shape), LAYERS, run, total)
     from race_specforge import SpecForge
 
     target = torch.randn(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16, device=device())
     target[shape.draft_vocab_size :] /= 2  # no teacher's first choice: otherwise most rows have no loss
     return SpecForge(
-        random_head(shape), target, target, capture_layers=LAYERS, ttt_steps=config.ttt_steps, total_steps=total,
+        random_head(shape), target, target, capture_layers=LAYERS, ttt_steps=run.ttt_steps, total_steps=total,
         lr=1e-4, layout=given["layout"], compact_teacher=given["compact_teacher"], row_tokens=None, device=device(),
     )  # fmt: skip
 
@@ -280,7 +280,7 @@ def heads(options: argparse.Namespace) -> dict[str, Any]:
 
 def require_epochs(wanted: list[int] | None, overrides: list[str]) -> None:
     """Exit if a run would end without a head to decode."""
-    last = training_config(["run_dir=.", *overrides]).trainer.max_epochs
+    last = training_run(["run_dir=.", *overrides]).trainer.keys["max_epochs"]
     if wanted and not any(1 <= epoch <= last for epoch in wanted):
         sys.exit(f"--epochs={wanted} names no epoch of trainer.max_epochs={last}; give 1 to {last}")
 
@@ -302,20 +302,20 @@ def seconds_to_the_same(curves: dict[str, list[dict[str, Any]]], chain: str) -> 
 def train(given: dict[str, Any]) -> list[dict[str, Any]]:
     """Train a head, save it after the given epochs, and return the seconds that its steps took up to there."""
     torch.set_num_threads(1)  # packs are made of small tensors, on which a team of threads waits for itself
-    config = training_config(["run_dir=.", *given["overrides"]])
-    torch.set_float32_matmul_precision(config.matmul_precision)
-    data, _ = build_training(config)
-    plans = planned(data, config)
-    make = maker(config, given.get("lr"), sum(map(len, plans)))
+    run = training_run(["run_dir=.", *given["overrides"]])
+    torch.set_float32_matmul_precision(run.matmul_precision)
+    data, _ = build_training(run)
+    plans = planned(data, run)
+    make = maker(run, given.get("lr"), sum(map(len, plans)))
     return list(trained(make, data, plans, given["epochs"], f"{given['heads']}/{given['name']}"))
 
 
-def planned(data: FeatureData, config: DictConfig) -> list[list[PlannedPack]]:
+def planned(data: FeatureData, run: TrainRun) -> list[list[PlannedPack]]:
     """Return the packs of every epoch, the same for all contestants."""
     one_rank = {"pack_tokens": data.settings.pack_tokens, "world_size": 1, "accumulate": 1}
     return [
-        [*plan_epoch(data.train_samples, **one_rank, shuffle_seed=hash64(config.seed, epoch))[0]]
-        for epoch in range(config.trainer.max_epochs)
+        [*plan_epoch(data.train_samples, **one_rank, shuffle_seed=hash64(run.seed, epoch))[0]]
+        for epoch in range(run.trainer.keys["max_epochs"])
     ]
 
 
@@ -351,20 +351,20 @@ def trained(
         yield point
 
 
-def maker(config: DictConfig, lr: float | None, total_steps: int) -> Callable[[], Contestant]:
+def maker(run: TrainRun, lr: float | None, total_steps: int) -> Callable[[], Contestant]:
     """Return what makes a fresh contestant: SpecForge with its learning rate, without one ours."""
 
     def make() -> Contestant:
-        torch.manual_seed(config.seed)
-        data, module = build_training(config)
+        torch.manual_seed(run.seed)
+        data, module = build_training(run)
         layers = data.source.made_from.capture_layers
         if lr is None:
-            clip = config.trainer.gradient_clip_val
-            return Ours(Step(module, config), clip, total_steps=total_steps, capture_layers=layers)
+            clip = run.trainer.keys["gradient_clip_val"]
+            return Ours(Step(module, run), clip, total_steps=total_steps, capture_layers=layers)
         from race_specforge import SpecForge
 
         return SpecForge(
-            module.head, *data.source.target_weights(), capture_layers=layers, ttt_steps=config.ttt_steps,
+            module.head, *data.source.target_weights(), capture_layers=layers, ttt_steps=run.ttt_steps,
             total_steps=total_steps, lr=lr, layout="joined" if on_gpu() else "alone", compact_teacher=False,
             row_tokens=data.settings.pack_tokens, device=device(),
         )  # fmt: skip

@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 import torch._dynamo
-from omegaconf import DictConfig
 from race import PLAIN_HEAD, planned, trained
 from result import write_result
 from safetensors.torch import save_file
@@ -39,16 +38,17 @@ from speculators.train.config import TrainConfig
 from speculators.train.data import CollateFn
 from speculators.train.trainer import Trainer, TrainerConfig
 from torch import Tensor, nn
-from train_step import device, on_gpu, training_config
+from train_step import device, on_gpu, training_run
 from transformers import LlamaConfig
 
-from eagle3 import cli
+from eagle3.adapters.quiet import quiet_libraries
 from eagle3.commands.train import build_training
 from eagle3.data.pack import pack_samples
 from eagle3.features.sample import Sample
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.draft_vocab import membership, to_offsets
 from eagle3.head_files.format import save_head
+from eagle3.settings.training import TrainRun
 
 BLOCK = 128  # of flex_attention's masks: a row has a multiple of so many tokens
 
@@ -165,18 +165,18 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1 if on_gpu() else 2)  # packs are made of small tensors, as in race.py
     prepare_compiler()
-    config = training_config(
+    run = training_run(
         ["run_dir=.", *PLAIN_HEAD, f"data.path={options.store.resolve()}", "data.verify=false",
          f"trainer.max_epochs={options.epochs}", *options.overrides]
     )  # fmt: skip
-    torch.set_float32_matmul_precision(config.matmul_precision)
-    data, module = build_training(config)
-    plans = planned(data, config)
-    torch.manual_seed(config.seed)
+    torch.set_float32_matmul_precision(run.matmul_precision)
+    data, module = build_training(run)
+    plans = planned(data, run)
+    torch.manual_seed(run.seed)
     row_tokens = max(data.settings.pack_tokens, int(data.train_samples.tokens.max()))
     contestant = Speculators(
         module.head, options.target.resolve(), data.source.made_from.capture_layers,
-        settings_of(options.lr, options.epochs, config),
+        settings_of(options.lr, options.epochs, run),
         row_tokens=row_tokens, total_steps=sum(map(len, plans)),
     )  # fmt: skip
     first = {name: tensor.clone() for name, tensor in contestant.model.state_dict().items()}
@@ -219,18 +219,18 @@ def parsed() -> argparse.Namespace:
     return options
 
 
-def settings_of(lr: float, epochs: int, config: DictConfig) -> TrainConfig:
+def settings_of(lr: float, epochs: int, run: TrainRun) -> TrainConfig:
     """Return its settings for this run: its defaults but for what is listed at the top."""
     loss, attention = ("fused", "simple_flex_attention") if on_gpu() else ("eager", "sdpa")
     plain = {"norm_before_residual": False, "norm_before_fc": False, "norm_output": False}
     return TrainConfig(
-        speculator_type="eagle3", seed=config.seed, optimizer={"lr": lr}, trainer={"epochs": epochs},
+        speculator_type="eagle3", seed=run.seed, optimizer={"lr": lr}, trainer={"epochs": epochs},
         draft={"full_attention_indices": [0], "draft_attn_impl": attention, **plain},
-        loss={"ttt_steps": config.ttt_steps, "loss_implementation": loss},
+        loss={"ttt_steps": run.ttt_steps, "loss_implementation": loss},
     )  # fmt: skip
 
 
-def of_random_target(head: DraftHead, capture_layers: list[int], config: DictConfig, total_steps: int) -> Speculators:
+def of_random_target(head: DraftHead, capture_layers: list[int], run: TrainRun, total_steps: int) -> Speculators:
     """Return what race.py times: a target of the head's sizes, whose embedding and lm_head are random numbers."""
     prepare_compiler()
     shape = head.config
@@ -246,7 +246,7 @@ def of_random_target(head: DraftHead, capture_layers: list[int], config: DictCon
         names = ("model.embed_tokens.weight", "lm_head.weight")
         tensors = {name: rows.clone() for name in names} | {"model.norm.weight": torch.ones(shape.hidden_size)}
         save_file(tensors, f"{folder}/model.safetensors")
-        settings = settings_of(1e-3, 1, config)
+        settings = settings_of(1e-3, 1, run)
         contestant = Speculators(head, Path(folder), capture_layers, settings, row_tokens=None, total_steps=total_steps)
     contestant.begin()
     return contestant
@@ -285,5 +285,5 @@ def separate_autotuned_lists() -> None:
 
 
 if __name__ == "__main__":
-    cli.quiet_libraries()
+    quiet_libraries()
     main()

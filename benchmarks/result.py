@@ -11,10 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
-
-from eagle3 import cli
+from eagle3.provenance import result_facts
 from eagle3.storage.files import write_json
 
 ROOT = Path(__file__).parent.parent
@@ -33,18 +30,12 @@ def call(*command: str, log: Path | None = None) -> float:
     return time.perf_counter() - started
 
 
-def composed(script: str, *overrides: str) -> DictConfig:
-    """The config of a script of this clone: what a benchmark runs is built as the script builds it."""
-    with initialize_config_dir(cli.CONF, version_base="1.3"):
-        return compose(script, overrides=[*overrides])
-
-
 def write_result(path: Path, values: dict[str, Any], arguments: list[str] | None = None) -> dict[str, Any]:
     """Write `values` after the five facts, and return both together.
 
     `arguments` are those of a script whose main was called with them; by default the command line's.
     """
-    result = {"date": date.today().isoformat()} | cli.result_facts(arguments) | values
+    result = {"date": date.today().isoformat()} | result_facts(arguments) | values
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, result)
     return result

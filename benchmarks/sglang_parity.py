@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-from result import ROOT, composed, write_result
+from result import ROOT, write_result
 
-from eagle3 import cli
+from eagle3.adapters.quiet import quiet_libraries
 from eagle3.answers.build import chat_of
 from eagle3.answers.generate import generate
+from eagle3.compose import compose_run
 from eagle3.decoding.batched_trees import BatchedTrees
 from eagle3.decoding.replay import Recording
 from eagle3.decoding.speculate import Speculator
@@ -32,7 +32,7 @@ from eagle3.head_files.format import load_head
 from eagle3.serving.bench.run import prompt_sets
 from eagle3.serving.server.launch import prepare
 from eagle3.serving.server.load import measure_load
-from eagle3.settings.engine import LaunchSettings
+from eagle3.settings.serving import BenchRun
 from eagle3.storage.files import read_json, write_json
 from eagle3.target.capture import Capture
 from eagle3.target.files import TargetFiles, read_target_files
@@ -51,15 +51,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
-    cli.quiet_libraries()
-    config = composed("serve", "action=decode", "+launch=default", *options.overrides)
-    target = read_target_files(**cli.plain(config.target))
-    room = target.text_config.max_position_embeddings - config.max_new_tokens - 9
-    own = {"prompts": config.prompts.path}
+    quiet_libraries()
+    run = compose_run("serve", "action=bench", "run_dir=.", *options.overrides)
+    target = read_target_files(**vars(run.target))
+    room = target.text_config.max_position_embeddings - run.max_new_tokens - 9
+    own = {"prompts": run.prompts.path}
     prompts = prompt_sets(
-        chat_of(config, target), own, split=config.prompts.split, limit=config.limit, max_length=room
+        chat_of(run.chat, target), own, split=run.prompts.split, limit=run.limit, max_length=room
     )["prompts"]  # fmt: skip
-    served = {shape: served_or_kept(config, target, prompts, shape, options.out) for shape in SHAPES}
+    served = {shape: served_or_kept(run, target, prompts, shape, options.out) for shape in SHAPES}
     decoded = {shape: {dtype: decode(options.overrides, shape, dtype) for dtype in DTYPES} for shape in SHAPES}
     result = {
         "prompts": len(prompts),
@@ -68,13 +68,13 @@ def main() -> None:
                 "served": served[shape]["accept_length"],
                 "decoded": {dtype: found["accept_length"] for dtype, found in decoded[shape].items()},
                 "lossless": {dtype: found["lossless"] for dtype, found in decoded[shape].items()},
-                **replayed(config, prompts, served[shape]["answers"], shape),
+                **replayed(run, prompts, served[shape]["answers"], shape),
                 "server": served[shape]["server"],
                 "command": served[shape]["command"],
             }
             for shape in SHAPES
         },
-        "simulated_in_training": read_json(Path(config.head) / "training.json", made_by="export")[
+        "simulated_in_training": read_json(Path(run.head) / "training.json", made_by="export")[
             "simulated_accept_length"
         ],
     }
@@ -94,24 +94,21 @@ def decode(overrides: list[str], shape: str, dtype: str) -> dict[str, Any]:
 
 
 def served_or_kept(
-    config: DictConfig, target: TargetFiles, prompts: list[list[int]], shape: str, out: Path
+    run: BenchRun, target: TargetFiles, prompts: list[list[int]], shape: str, out: Path
 ) -> dict[str, Any]:
     kept = out / f"served {shape.replace('/', '-')}.json"
     if not kept.exists():
-        write_json(kept, serve(config, target, prompts, shape, log=kept.with_suffix(".log")))
+        write_json(kept, serve(run, target, prompts, shape, log=kept.with_suffix(".log")))
     return read_json(kept, made_by="this script")
 
 
-def serve(
-    config: DictConfig, target: TargetFiles, prompts: list[list[int]], shape: str, *, log: Path
-) -> dict[str, Any]:
+def serve(run: BenchRun, target: TargetFiles, prompts: list[list[int]], shape: str, *, log: Path) -> dict[str, Any]:
     """SGLang's answers, and 1 + accepted drafts / verifications over all of them."""
-    settings = cli.settings(LaunchSettings, config.launch)
-    draft = Draft(head=config.head, **SHAPES[shape])
-    prepare(settings, target, draft)
-    command = launch_command(settings, target=target.path, revision=target.revision, draft=draft)
-    with Server(settings, command, log=log, name=shape) as server:
-        sampling = {"temperature": 0, "max_new_tokens": config.max_new_tokens}
+    draft = Draft(head=run.head, **SHAPES[shape])
+    prepare(run.launch, target, draft)
+    command = launch_command(run.launch, target=target.path, revision=target.revision, draft=draft)
+    with Server(run.launch, command, log=log, name=shape) as server:
+        sampling = {"temperature": 0, "max_new_tokens": run.max_new_tokens}
         load = measure_load(
             server.url, prompts, concurrency=1, sampling=sampling, warmup=2, timeout_s=600, progress=shape
         )
@@ -123,15 +120,15 @@ def serve(
         + sum(one.correct_drafts for one in load.answers) / sum(one.verify_ct for one in load.answers),
         "answers": [list(answer.output_ids) for answer in load.answers],
         "server": information,
-        "command": shell_line(settings, command),
+        "command": shell_line(run.launch, command),
     }
 
 
-def replayed(config: DictConfig, prompts: list[list[int]], answers: list[list[int]], shape: str) -> dict[str, float]:
+def replayed(run: BenchRun, prompts: list[list[int]], answers: list[list[int]], shape: str) -> dict[str, float]:
     """Our drafter, in bfloat16, on the texts that SGLang gave: in rounds as they are served, and begun at every token,
     which is what val/accept_length averages over."""
-    target = load_target(**{**cli.plain(config.target), "dtype": "bfloat16"})
-    loaded = load_head(config.head, num_layers=len(target.layers), dtype=target.embedding.dtype)
+    target = load_target(**{**vars(run.target), "dtype": "bfloat16"})
+    loaded = load_head(run.head, num_layers=len(target.layers), dtype=target.embedding.dtype)
     speculator = Speculator(target, loaded.head, loaded.capture_layers)
     capture = Capture(target, speculator.capture_layers)
     settings = SHAPES[shape]

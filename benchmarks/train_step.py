@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from random_head import HEADS, SMALL, RandomSamples, ragged_lengths, random_head
-from result import composed, write_result
+from result import write_result
 from step_cost import group_of, matrix_product_ceiling, product_flops, time_by_kernel, timed
 from torch._dynamo.utils import counters
 
-from eagle3 import cli
+from eagle3.compose import compose_run
 from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import HeadConfig
+from eagle3.settings.training import TrainRun
 from eagle3.target.facts import PLAIN
 from eagle3.training.module import HeadTraining
 
@@ -93,20 +93,20 @@ def measured(
     shape: HeadConfig, cases: list[Case], overrides: list[str], *, with_reference: bool, with_ragged: bool
 ) -> Iterator[dict[str, Any]]:
     """A row for each case."""
-    config = training_config(overrides)
-    reference = training_config([*(each for each in overrides if not each.startswith("kernels")), "kernels=plain"])
-    torch.set_float32_matmul_precision(config.matmul_precision)
+    run = training_run(overrides)
+    reference = training_run([*(each for each in overrides if not each.startswith("kernels")), "kernels=plain"])
+    torch.set_float32_matmul_precision(run.matmul_precision)
     samples = RandomSamples(shape, torch.bfloat16, seed=0)
     tokens = max(case.tokens for case in cases)
     ceiling = matrix_product_ceiling(shape, min(16384, tokens), device(), 0.01 if shape is SMALL else SECONDS_A_PRODUCT)
     for case in cases:
         batch = samples.pack(
-            [case.tokens // case.documents] * case.documents, case.answer_share, ttt_steps=config.ttt_steps
+            [case.tokens // case.documents] * case.documents, case.answer_share, ttt_steps=run.ttt_steps
         ).to(device())
         row = {"hidden_size": shape.hidden_size} | asdict(case) | dict.fromkeys(MEASURED) | {"ceiling_tflops": ceiling}
-        row |= without_overflow(lambda batch=batch: cost(random_step(shape, config), batch, ceiling))
+        row |= without_overflow(lambda batch=batch: cost(random_step(shape, run), batch, ceiling))
         if with_ragged:
-            row |= without_overflow(lambda case=case: ragged_cost(random_step(shape, config), case, samples))
+            row |= without_overflow(lambda case=case: ragged_cost(random_step(shape, run), case, samples))
         if with_reference:
             row |= without_overflow(
                 lambda batch=batch: {"reference_tokens_per_s": random_step(shape, reference).tokens_per_s(batch)}
@@ -114,15 +114,15 @@ def measured(
         yield row
 
 
-def training_config(overrides: list[str]) -> DictConfig:
-    return composed("train", "trainer=gpu", *overrides)
+def training_run(overrides: list[str]) -> TrainRun:
+    return compose_run("train", "trainer=gpu", "data.path=.", "run_dir=.", *overrides)
 
 
 class Step:
     """What HeadTraining computes for a batch, under the trainer's precision but without Lightning around it."""
 
-    def __init__(self, module: HeadTraining, config: DictConfig) -> None:
-        self.module, self.precision = module.to(device()), config.trainer.precision
+    def __init__(self, module: HeadTraining, run: TrainRun) -> None:
+        self.module, self.precision = module.to(device()), run.trainer.keys["precision"]
         module.choose_kernels(device(), self.precision)
 
     def __call__(self, batch: TttBatch) -> None:
@@ -138,25 +138,25 @@ class Step:
         return round(len(batch.pack.input_ids) / timed(lambda: self(batch), REPEATS, device()), 1)
 
 
-def random_step(shape: HeadConfig, config: DictConfig) -> Step:
+def random_step(shape: HeadConfig, run: TrainRun) -> Step:
     torch.manual_seed(0)
     with device():
         target = torch.randn(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16)
         head = random_head(shape)
-        head.lm_head.requires_grad_(config.model.train_lm_head)
+        head.lm_head.requires_grad_(run.model.keys["train_lm_head"])
         module = HeadTraining(
             head=head,
-            loss=cli.build(config.loss),
-            optim=cli.build(config.optim),
-            ttt_steps=config.ttt_steps,
-            kernels=cli.build(config.kernels),
+            loss=run.loss.build(),
+            optim=run.optim.build(),
+            ttt_steps=run.ttt_steps,
+            kernels=run.kernels.build(),
             embedding=target,
             lm_head=target,
             logit_transform=PLAIN,
             origin={},
             settings={},
         )
-    return Step(module, config)
+    return Step(module, run)
 
 
 def cost(step: Step, batch: TttBatch, ceiling: float) -> dict[str, Any]:

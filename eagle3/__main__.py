@@ -5,7 +5,7 @@ eagle3 export run=RUN head=HEAD          # python serve.py action=export run=RUN
 """
 
 # ruff: noqa: E402
-from eagle3 import __version__, interrupts
+from eagle3 import ROOT, __version__, interrupts
 
 interrupts.end_at_once()  # before the imports below, which take a while
 
@@ -13,7 +13,8 @@ import runpy
 import sys
 from pathlib import Path
 
-from eagle3.cli import CONF, ROOT, exit_with
+from eagle3.cli import exit_with
+from eagle3.hydra_run import CONF
 from eagle3.settings.help import about_option
 from eagle3.settings.serving import ACTIONS
 

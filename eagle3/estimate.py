@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 
-from eagle3 import cli
 from eagle3.answers.build import chat_of, prompt_limit
 from eagle3.answers.dialogue import Dialogue
 from eagle3.answers.store import read_answers, read_rows
@@ -22,7 +20,7 @@ from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.features.build import STORED
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.progress import Bar
-from eagle3.settings.precomputing import Engine, Rates
+from eagle3.settings.precomputing import Engine, PrecomputeRun, Rates
 from eagle3.storage.files import read_jsonl, write_json
 from eagle3.target.capture import default_capture_layers
 from eagle3.target.facts import TargetConfig, target_config
@@ -46,25 +44,25 @@ class Tokens:
     answers: str
 
 
-def estimate_run(config: DictConfig) -> dict[str, Any]:
+def estimate_run(run: PrecomputeRun) -> dict[str, Any]:
     """Log the table and return its numbers, which are written to DIR/estimate.json."""
-    out_dir, target = Path(config.out_dir), stored_target(**cli.plain(config.target))
+    out_dir, target = run.folder, stored_target(**vars(run.target))
     facts = target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype)
-    layers = len(config.features.capture_layers or default_capture_layers(target.text_config.num_hidden_layers))
-    tokens = tokens_of_answers(config, out_dir) or tokens_of_prompts(config, out_dir, target)
-    rates = cli.settings(Rates, config.estimate.rates)
+    layers = len(run.features.capture_layers or default_capture_layers(target.text_config.num_hidden_layers))
+    tokens = tokens_of_answers(run, out_dir) or tokens_of_prompts(run, out_dir, target)
+    rates = run.estimate.rates
     scaled = {
         "target": active_parameters(target) / rates.target_parameters,
         "head": head_parameters(facts, layers, min(32_000, facts.vocab_size)) / rates.head_parameters,
     }
     engines: dict[str, Engine | None] = {"imported": None, "huggingface": "huggingface"}
-    answered_by = engines.get(config.answers.name, "sglang")
-    extracted_by: Engine = "sglang" if config.features.engine else "huggingface"
+    answered_by = engines.get(run.answered_by, "sglang")
+    extracted_by: Engine = "sglang" if run.features.engine else "huggingface"
     tied = bool(target.config.tie_word_embeddings)
     result = {
         **asdict(tokens),
-        "bytes": store_bytes(tokens, facts, layers, teachers=config.features.teachers, tied=tied),
-        "gpu": config.estimate.gpu,
+        "bytes": store_bytes(tokens, facts, layers, teachers=run.features.teachers, tied=tied),
+        "gpu": run.estimate.gpu,
         "gpu_hours": gpu_hours(tokens, rates, answered_by=answered_by, extracted_by=extracted_by, **scaled),
         "scaled": scaled,
     }
@@ -74,14 +72,14 @@ def estimate_run(config: DictConfig) -> dict[str, Any]:
     return result
 
 
-def tokens_of_answers(config: DictConfig, out_dir: Path) -> Tokens | None:
+def tokens_of_answers(run: PrecomputeRun, out_dir: Path) -> Tokens | None:
     """Count the rows of an answers stage that has ended or is running; None if there are none."""
     folder = out_dir / "answers"
     manifest = read_answers(folder) if (folder / "manifest.json").exists() else None
-    finished, max_length, sizes, left_out = 0, config.features.max_length, [], Counter[str]()
+    finished, max_length, sizes, left_out = 0, run.features.max_length, [], Counter[str]()
     for row in read_rows(folder) if manifest else ():
         finished += row.last_of_prompt
-        if len(row.input_ids) > max_length and config.features.too_long == "drop":
+        if len(row.input_ids) > max_length and run.features.too_long == "drop":
             left_out["longer than features.max_length"] += 1
             continue
         length = min(len(row.input_ids), max_length)
@@ -92,14 +90,14 @@ def tokens_of_answers(config: DictConfig, out_dir: Path) -> Tokens | None:
     return totals(sizes, scale, left_out, answers=f"of {finished} prompts in {folder}")
 
 
-def tokens_of_prompts(config: DictConfig, out_dir: Path, target: StoredTarget) -> Tokens:
+def tokens_of_prompts(run: PrecomputeRun, out_dir: Path, target: StoredTarget) -> Tokens:
     """Count about `estimate.prompts` prompts, evenly spread; the template's own tokens around the first turn only."""
-    if config.answers.name == "imported":
+    if run.answered_by == "imported":
         raise InputError(f"{out_dir}/answers has no imported answers to count; run stages=[answers], without a GPU")
     count = number_of_prompts(out_dir)
-    step = max(1, count // config.estimate.prompts)
-    longest, chat = config.sampling.max_new_tokens, chat_of(config, target)
-    most = prompt_limit(target.text_config, longest, config.sampling.max_prompt_tokens)
+    step = max(1, count // run.estimate.prompts)
+    longest, chat = run.sampling.max_new_tokens, chat_of(run.chat, target)
+    most = prompt_limit(target.text_config, longest, run.sampling.max_prompt_tokens)
     sizes, left_out = [], Counter[str]()
     for prompt in islice(read_jsonl(out_dir / "prompts" / "prompts.jsonl"), 0, None, step):
         dialogue = Dialogue(prompt, chat, seed=0, max_prompt_tokens=most, on_length="keep")
@@ -109,7 +107,7 @@ def tokens_of_prompts(config: DictConfig, out_dir: Path, target: StoredTarget) -
         questions = [message["content"] for message in prompt["messages"] if message["role"] == "user"]
         asked = len(dialogue.prompt_ids) + sum(len(chat.encode(text)) for text in questions[1:])
         answered = longest * len(questions)
-        length = min(asked + answered, config.features.max_length)
+        length = min(asked + answered, run.features.max_length)
         sizes.append((length, min(answered, length)))
     scale = count / -(-count // step)
     return totals(sizes, scale, left_out, answers=f"at most {longest} tokens each (sampling.max_new_tokens)")

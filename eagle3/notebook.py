@@ -15,15 +15,13 @@ from typing import Any
 
 import lightning
 import torch
-from hydra import compose, initialize_config_dir
 from lightning.pytorch.callbacks import Callback, LambdaCallback
-from omegaconf import DictConfig
 
-from eagle3 import cli
-from eagle3.adapters.hydra import HydraException
+from eagle3.adapters.quiet import quiet_libraries
 from eagle3.answers.build import chat_of
 from eagle3.commands.precompute import precompute
 from eagle3.commands.train import build_loggers, build_trainer, build_training, fit
+from eagle3.compose import compose_run
 from eagle3.decoding.speculate import Speculator
 from eagle3.errors import InputError
 from eagle3.features.concat import open_source
@@ -32,8 +30,8 @@ from eagle3.serving.check.checks import in_dtype
 from eagle3.serving.check.prompts import PromptSet, file_prompts, prompt_source
 from eagle3.serving.head.export import TrainedHead, find_checkpoint, read_trained
 from eagle3.serving.show.trace import Trace, traced
-from eagle3.settings.check import require_valid
-from eagle3.settings.serving import Decoding
+from eagle3.settings.serving import DecodeRun, Decoding
+from eagle3.settings.training import TrainRun
 from eagle3.target.model import Target, load_target
 from eagle3.training.curves import figure_of_runs
 
@@ -44,9 +42,9 @@ def make_store(out_dir: str | Path, *overrides: str) -> FeatureSource:
     """Clean prompts, let the target answer them, store its features below `out_dir`, and open that store.
 
     `overrides` are those of `python precompute.py`: target.path and prompts.path must be among them."""
-    config = _composed("precompute", f"out_dir={out_dir}", *overrides)
-    precompute(config)
-    return open_source(config.features.path or f"{out_dir}/features")
+    run = compose_run("precompute", f"out_dir={out_dir}", *overrides)
+    precompute(run)
+    return open_source(run.features.path or f"{out_dir}/features")
 
 
 def train_head(store: str | Path, run_dir: str | Path, *overrides: str, watch: Watch | None = None) -> TrainedHead:
@@ -55,15 +53,15 @@ def train_head(store: str | Path, run_dir: str | Path, *overrides: str, watch: W
 
     `overrides` are those of `python train.py`. `watch` is called with the step and the latest values of all metrics
     after each step that is logged and after each validation."""
-    config = _composed("train", f"data.path={store}", f"run_dir={run_dir}", *overrides)
-    if config.ckpt_path is not None:
-        raise InputError(f"ckpt_path={config.ckpt_path}: train_head starts from scratch; python train.py resumes a run")
-    lightning.seed_everything(config.seed, verbose=False)
-    torch.set_float32_matmul_precision(config.matmul_precision)
-    data, module = build_training(config)
-    if config.trainer.devices == "auto":
-        config.trainer.devices = 1  # ranks are processes, which a notebook cannot start
-    trainer = build_trainer(config, build_loggers(config, 0))
+    run: TrainRun = compose_run("train", f"data.path={store}", f"run_dir={run_dir}", *overrides)
+    if run.ckpt_path is not None:
+        raise InputError(f"ckpt_path={run.ckpt_path}: train_head starts from scratch; python train.py resumes a run")
+    lightning.seed_everything(run.seed, verbose=False)
+    torch.set_float32_matmul_precision(run.matmul_precision)
+    data, module = build_training(run)
+    if run.trainer.keys["devices"] == "auto":
+        run = replace(run, trainer=run.trainer.with_keys(devices=1))  # a notebook cannot start the processes of ranks
+    trainer = build_trainer(run, build_loggers(run, 0))
     if watch is not None:
         trainer.callbacks.append(_watching(watch))  # type: ignore[attr-defined]
     fit(trainer, module, data)
@@ -72,29 +70,28 @@ def train_head(store: str | Path, run_dir: str | Path, *overrides: str, watch: W
 
 def open_target(path: str | Path, *overrides: str) -> Target:
     """Load a target in this process; `overrides` are keys of conf/target, e.g. "target.dtype=bfloat16"."""
-    cli.quiet_libraries()
-    config = _serving(f"target.path={path}", *overrides)
-    target = load_target(**cli.plain(config.target))
-    return replace(target, stop_ids=chat_of(config, target).stop_ids)
+    quiet_libraries()
+    run = _decoding(f"target.path={path}", *overrides)
+    target = load_target(**vars(run.target))
+    return replace(target, stop_ids=chat_of(run.chat, target).stop_ids)
 
 
 def read_prompts(target: Target, path: str | Path, *, limit: int | None = None, max_new_tokens: int = 96) -> PromptSet:
     """Read conversations of any shape up to their first user turn, as token ids in the target's chat format.
 
     Prompts without room for an answer of `max_new_tokens` in the target's context are left out."""
-    config = _serving(f"prompts.path={path}")
-    found = prompt_source(**cli.plain(config.prompts))
+    run = _decoding(f"prompts.path={path}")
+    found = prompt_source(run.prompts)
     assert found is not None  # its path is given
     room = target.text_config.max_position_embeddings - max_new_tokens - 64  # the most steps that a draft has
-    return file_prompts(chat_of(config, target), found, limit=limit, max_length=room)
+    return file_prompts(chat_of(run.chat, target), found, limit=limit, max_length=room)
 
 
 def decode(target: Target, trained: TrainedHead, prompts: PromptSet, **settings: Any) -> list[Trace]:
     """Decode each prompt speculatively and keep every round. `settings` are steps, topk, draft_tokens, max_new_tokens,
     temperature and seed, by default those of conf/serve."""
     given = [f"{key}={'null' if value is None else value}" for key, value in settings.items()]
-    config = _serving(*given)
-    decoding = cli.settings(Decoding, config)
+    decoding = _decoding(*given).only(Decoding)
     head = in_dtype(trained.head, target.embedding.dtype)
     return traced(Speculator(target, head, trained.record.capture_layers), prompts, decoding)
 
@@ -104,19 +101,8 @@ def draw_curves(*runs: str | Path) -> Any:
     return figure_of_runs([Path(run) for run in runs])
 
 
-def _serving(*overrides: str) -> DictConfig:
-    return _composed("serve", "action=decode", "run_dir=.", *overrides)
-
-
-def _composed(command: str, *overrides: str) -> DictConfig:
-    """Compose a command's config and check it as the command does."""
-    try:
-        with initialize_config_dir(cli.CONF, version_base="1.3"):
-            config = compose(command, overrides=[*overrides])
-    except HydraException as error:
-        raise InputError(cli.wrong_override(error)) from None
-    require_valid(cli.plain(config), command)
-    return config
+def _decoding(*overrides: str) -> DecodeRun:
+    return compose_run("serve", "action=decode", "run_dir=.", "target.path=.", "head=.", *overrides)
 
 
 def _watching(watch: Watch) -> Callback:

@@ -19,10 +19,6 @@ from stores import ASSETS, random_samples, write_store
 
 from eagle3.progress import LIBRARIES, Bar
 
-# What a shell's background and nohup ignore, commands under test would ignore, too.
-for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-    if signal.getsignal(number) is signal.SIG_IGN:
-        signal.signal(number, handler)
 torch.set_num_threads(1)
 
 
@@ -54,6 +50,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    # A shell's background and nohup ignore these, and Lightning ignores Ctrl-C after an interrupted training.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     whole = any(ASSETS.parent / name in (item.path, item.path.parent) for name in WHOLE_RUNS)
     shapes.update("jaxtyping_disable", whole and not item.get_closest_marker("shapes"))
 

@@ -18,6 +18,7 @@ from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head_files.finding import Finding, TargetFacts
 from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength, StoreRecord
 from eagle3.serving.head.export import SIMULATED, TrainedHead
+from eagle3.settings.precomputing import ChatSettings
 from eagle3.storage.files import sha256_file, write_json
 from eagle3.storage.records import read_sealed_json, write_sealed_json
 from eagle3.target.facts import target_config
@@ -50,7 +51,7 @@ def tiny_chat(**changes: Any) -> Chat:
         "date": "2026-01-01",
         "reasoning_parser": "auto",
     }
-    return Chat(target.tokenizer, stop_ids=target.stop_ids, **settings | changes)
+    return Chat(target.tokenizer, ChatSettings(**settings | changes), stop_ids=target.stop_ids)
 
 
 def tiny_facts(target: Target) -> TargetFacts:

@@ -8,12 +8,12 @@ from typing import Any
 from omegaconf import OmegaConf
 from scripts import composed
 
-from eagle3 import cli
 from eagle3.prompts.reading.conversation import conversation
 from eagle3.prompts.reading.shapes import Layout, shape_of
-from eagle3.prompts.rules import GROUPS, Rules
+from eagle3.prompts.rules import Rules
 from eagle3.prompts.stage import prepare_prompts
-from eagle3.settings.prompts import StageSettings
+from eagle3.settings.prompts import PromptSettings
+from eagle3.settings.types import validated
 from eagle3.storage.files import read_jsonl
 
 OUTPUTS = ("prompts.jsonl", "rejects.jsonl", "ledger.json", "report.md", "attribution.txt")
@@ -65,10 +65,9 @@ def prepared(out_dir: Path, *, keep_answers: bool = False, **config: Any) -> dic
     settings = default_settings()
     for key, value in config.items():
         settings[key] = {**(settings[key] or {}), **value} if isinstance(value, dict) else value
-    groups = {group: settings.pop(group) for group in GROUPS}
-    del settings["from_target"]
-    rules = Rules(groups, privacy=cli.build(OmegaConf.create(groups["privacy"])))
-    return prepare_prompts(StageSettings(**settings), rules, keep_answers=keep_answers, out_dir=out_dir)
+    prompts = validated(PromptSettings, settings)
+    rules = Rules(prompts, privacy=prompts.privacy.build())
+    return prepare_prompts(prompts, rules, keep_answers=keep_answers, out_dir=out_dir)
 
 
 class Prepare:

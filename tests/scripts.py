@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -30,8 +29,6 @@ class Script(subprocess.Popen[str]):
     ) -> None:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | streams
         command = [sys.executable, path_of(name, cwd), *arguments]
-        # Lightning ignores Ctrl-C after an interrupted training, which a test before may have had in this process.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         super().__init__(command, cwd=cwd, env=environment(env), start_new_session=own_session, **streams)
 
 

@@ -9,20 +9,25 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
 from aiohttp import web
-from omegaconf import DictConfig
 from protocol_server import ProtocolServer
-from scripts import Script, composed
+from scripts import Script
 
-from eagle3 import cli
+from eagle3.compose import compose_run
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.serving import BenchSettings
 
 TESTS = Path(__file__).parent
+NEEDED = {  # what conf/ leaves to the user
+    "export": {"head": "HEAD"}, "check": {"head": "HEAD"}, "decode": {"head": "HEAD", "prompts.path": "PROMPTS"},
+    "show": {"head": "HEAD", "prompts.path": "PROMPTS"},
+    "compare": {"heads": "[HEAD]", "prompts.path": "PROMPTS"}, "tune": {"head": "HEAD", "prompts.path": "PROMPTS"},
+}  # fmt: skip
 
 
 def sglang_site(folder: Path, version: str = "0.5.17") -> Path:
@@ -42,19 +47,24 @@ def environment(site: Path, fault: str) -> dict[str, str]:
     return {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "FAULT": fault}
 
 
-def serve_config(*overrides: str) -> DictConfig:
-    return composed("serve", *overrides, "run_dir=.")
+def serve_run(action: str, *overrides: str) -> Any:
+    """The checked run of an action, with values for the keys that it needs and a test does not give."""
+    keys = {"run_dir": ".", **NEEDED.get(action, {})}
+    given = {override.lstrip("+").partition("=")[0] for override in overrides}
+    return compose_run(
+        "serve", f"action={action}", *(f"{key}={value}" for key, value in keys.items() if key not in given), *overrides
+    )
 
 
 def launch_settings(site: Path, *, fault: str = "", **changes: Any) -> LaunchSettings:
     """conf/launch/default.yaml, changed where a test needs it."""
     own = {"port": free_port(), "env": environment(site, fault)}
-    return LaunchSettings(**cli.plain(serve_config("action=launch").launch) | own | changes)
+    return replace(serve_run("launch").launch, **own | changes)
 
 
 def bench_settings(**changes: Any) -> BenchSettings:
     """The group `bench` of conf/action/bench.yaml, changed where a test needs it."""
-    return BenchSettings(**cli.plain(serve_config("action=bench").bench) | changes)
+    return replace(serve_run("bench").bench, **changes)
 
 
 def free_port() -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from page_commands import FENCE, PAGES, blocks, name
 from stores import CONF, ROOT
 
-from eagle3.cli import PLUGINS
+from eagle3.messages import PLUGINS
 
 GIVEN = "???"  # stands for a value that a message fills in
 SCRIPTS = ("train", "precompute", "serve")

@@ -7,21 +7,20 @@ from pathlib import Path
 
 import pytest
 from exported_head import edit_json
-from omegaconf import DictConfig
-from scripts import composed
 from serving_fixtures import sglang_site
 from stores import CONF
 
-from eagle3 import cli
+from eagle3.commands import precompute as precompute_command
 from eagle3.commands.precompute import STAGES, check_ahead, choose_engine, precompute
+from eagle3.compose import compose_run
 from eagle3.errors import InputError
-from eagle3.settings.check import check_settings
 from eagle3.settings.precomputing import STAGES as NAMES
+from eagle3.settings.precomputing import PrecomputeRun
 from eagle3.storage.lock import hold
 
 
-def config_of(target: Path, *overrides: str) -> DictConfig:
-    return composed("precompute", f"target.path={target}", "prompts.path=x", "out_dir=x", *overrides)
+def run_of(target: Path, *overrides: str) -> PrecomputeRun:
+    return compose_run("precompute", f"target.path={target}", "prompts.path=x", "out_dir=x", *overrides)
 
 
 @pytest.mark.parametrize(
@@ -37,17 +36,17 @@ def test_a_target_that_cannot_be_used_is_refused_without_its_weights(
 ) -> None:
     edit_json(without_weights / "config.json", **changes)
     with pytest.raises(InputError, match=message):
-        check_ahead(config_of(without_weights, *overrides), [*STAGES.values()])
+        check_ahead(run_of(without_weights, *overrides), [*STAGES.values()])
 
 
 @pytest.mark.parametrize("stage", ["answers", "estimate"])
 def test_a_target_without_a_chat_template_is_refused_before_the_first_stage(without_weights: Path, stage: str) -> None:
     (without_weights / "chat_template.jinja").unlink()
-    config = config_of(without_weights, "answers=huggingface", "features=huggingface")
+    run = run_of(without_weights, "answers=huggingface", "features=huggingface")
     with pytest.raises(InputError, match=r"chat\.template=null .* chat\.template=FILE"):
-        check_ahead(config, [STAGES["prompts"], STAGES[stage]])
+        check_ahead(run, [STAGES["prompts"], STAGES[stage]])
     with pytest.raises(InputError, match=r"holds no \*\.safetensors"):  # features have token ids already
-        check_ahead(config, [STAGES["features"]])
+        check_ahead(run, [STAGES["features"]])
 
 
 @pytest.mark.parametrize(
@@ -64,19 +63,19 @@ def test_servers_that_cannot_be_started_are_told_before_the_first_stage(
     tiny_path: Path, overrides: list[str], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        check_ahead(config_of(tiny_path, "features=huggingface", *overrides), [*STAGES.values()])
+        check_ahead(run_of(tiny_path, "features=huggingface", *overrides), [*STAGES.values()])
 
 
 def test_missing_or_cut_weights_are_told_before_the_first_stage(without_weights: Path, tiny_path: Path) -> None:
     weights = without_weights / "model-00002-of-00002.safetensors"
     index = {"weight_map": {"model.embed_tokens.weight": weights.name}}
     (without_weights / "model.safetensors.index.json").write_text(json.dumps(index))
-    config = config_of(without_weights, "answers=huggingface", "features=huggingface")
+    run = run_of(without_weights, "answers=huggingface", "features=huggingface")
     for content in (None, (tiny_path / "model.safetensors").read_bytes()[:-1]):
         if content:
             weights.write_bytes(content)
         with pytest.raises(InputError, match=rf"target\.path=.*: {weights.name} cannot be read"):
-            check_ahead(config, [*STAGES.values()])
+            check_ahead(run, [*STAGES.values()])
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
@@ -84,13 +83,13 @@ def test_a_file_of_a_target_that_is_a_pipe_is_not_waited_for(without_weights: Pa
     (without_weights / name).unlink()
     os.mkfifo(without_weights / name)
     with pytest.raises(InputError, match=rf"target\.path=.*: {name} is no regular file"):
-        check_ahead(config_of(without_weights), [*STAGES.values()])
+        check_ahead(run_of(without_weights), [*STAGES.values()])
 
 
 def test_auto_names_the_keys_that_hugging_face_does_not_take(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = config_of(tmp_path, "answers=auto", "answers.give_up_s=7", "answers.head=DIR", "answers.in_flight=640")
-    choose_engine(config, ["answers"])
-    assert config.answers.name == "huggingface"
+    run = run_of(tmp_path, "answers=auto", "answers.give_up_s=7", "answers.head=DIR", "answers.in_flight=640")
+    run = choose_engine(run)
+    assert run.answered_by == "huggingface"
     warned = [record.getMessage().partition(" has no effect")[0] for record in caplog.records if record.levelno > 20]
     assert warned == ["answers.give_up_s=7", "answers.head=DIR"]  # in_flight is as it was
 
@@ -99,14 +98,14 @@ def test_auto_takes_the_users_own_option(tmp_path: Path, monkeypatch: pytest.Mon
     own = tmp_path / "conf" / "answers" / "huggingface.yaml"
     own.parent.mkdir(parents=True)
     own.write_text((CONF / "answers" / "huggingface.yaml").read_text().replace("window: 1024", "window: 5"))
-    monkeypatch.setattr(cli, "own_config_dirs", lambda: [str(own.parents[1])])
-    config = config_of(tmp_path, "answers=auto")
-    choose_engine(config, ["answers"])
-    assert config.answers.window == 5
+    monkeypatch.setattr(precompute_command, "own_config_dirs", lambda: [str(own.parents[1])])
+    run = run_of(tmp_path, "answers=auto")
+    run = choose_engine(run)
+    assert run.answers.keys["window"] == 5
     own.write_text(own.read_text().replace("window: 5", "window: -5"))
-    config = config_of(tmp_path, "answers=auto")
+    run = run_of(tmp_path, "answers=auto")
     with pytest.raises(InputError, match=r"answers\.window=-5 must be"):
-        choose_engine(config, ["answers"])
+        choose_engine(run)
 
 
 @pytest.mark.parametrize("gpus", [None, 0, 2])
@@ -114,26 +113,25 @@ def test_auto_takes_the_engine_where_it_and_a_gpu_are(
     tmp_path: Path, gpus: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`gpus` None: there is no SGLang at all."""
-    overrides = ["answers=auto", "features=auto"]
+    overrides = ["answers=auto", "features=auto", "stages=[answers]"]
     if gpus is not None:
         site = sglang_site(tmp_path)
         (site / "torch.py").write_text(f"class cuda:\n    device_count = staticmethod(lambda: {gpus})\n")
         overrides.append(f"launch.env={{PYTHONPATH:'{site}'}}")
-    config = config_of(tmp_path, *overrides)
+    run = run_of(tmp_path, *overrides)
     with caplog.at_level(logging.INFO):
-        choose_engine(config, ["answers"])
+        run = choose_engine(run)
     possible = bool(gpus)
-    assert config.answers.name == ("sglang" if possible else "huggingface")
-    assert (config.features.engine is not None) == possible
+    assert run.answered_by == ("sglang" if possible else "huggingface")
+    assert (run.features.engine is not None) == possible
     told = ["answers by SGLang" if possible else "answers by Hugging Face"]  # no features: that stage does not run
     assert [record.message.partition(" in this")[0].partition(",")[0] for record in caplog.records] == told
-    check_settings(config, "precompute")
 
 
 def test_auto_takes_the_running_servers_that_are_named(tmp_path: Path) -> None:
-    config = config_of(tmp_path, "answers=auto", "answers.urls=[http://node1:30000]")
-    choose_engine(config, ["answers"])
-    assert config.answers.name == "sglang" and config.answers.urls == ["http://node1:30000"]
+    run = run_of(tmp_path, "answers=auto", "answers.urls=[http://node1:30000]")
+    run = choose_engine(run)
+    assert run.answered_by == "sglang" and run.answers.keys["urls"] == ["http://node1:30000"]
 
 
 def test_every_stage_that_can_be_chosen_is_there() -> None:
@@ -144,4 +142,4 @@ def test_two_out_dirs_do_not_write_one_store_at_a_time(tiny_path: Path, tmp_path
     store = tmp_path / "store"
     given = (f"out_dir={tmp_path}/second", f"features.path={store}", "features=huggingface", "stages=[features]")
     with hold(store), pytest.raises(InputError, match=rf"{store} is being written by process .*; wait for it"):
-        precompute(config_of(tiny_path, *given))
+        precompute(run_of(tiny_path, *given))

@@ -22,14 +22,18 @@ import wandb
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
 from object_stores import http_server, send
+from omegaconf import OmegaConf
 from scripts import Script, call_script, composed, run_script
 from stores import ASSETS, CONF
 
-from eagle3 import cli
 from eagle3.commands.serve import DO
 from eagle3.features.index import index_name
 from eagle3.features.store import FeatureStore
+from eagle3.hydra_run import job_name
+from eagle3.messages import message_for_user, wrong_override
+from eagle3.settings.parts import Part
 from eagle3.settings.serving import ACTIONS
+from eagle3.settings.types import validated
 from eagle3.storage.files import read_jsonl, sha256_file
 from eagle3.storage.folder import LocalFolder
 from eagle3.storage.records import read_sealed_json
@@ -196,7 +200,7 @@ def test_a_key_without_effect_on_an_action_is_not_one_of_its_keys(
     monkeypatch.setattr(sys, "argv", ["serve.py", f"action={action}", f"{key}=1"])
     with pytest.raises(ConfigCompositionException) as refused:
         composed("serve", f"action={action}", f"{key}=1")
-    assert cli.wrong_override(refused.value).startswith(f"{key} is not a key of action={action}{meant}")
+    assert wrong_override(refused.value).startswith(f"{key} is not a key of action={action}{meant}")
 
 
 def test_an_action_that_is_not_named_is_one_line(call: Call, fails: Fails) -> None:
@@ -291,7 +295,7 @@ ON_DISK = "its file system refused or failed; run again, or use a folder on anot
 )
 def test_an_error_of_a_file_advises_a_path_only_where_the_path_is_wrong(number: int, advice: str) -> None:
     error = OSError(number, os.strerror(number), "DIR/file")
-    assert cli.message_for_user(error) == f"DIR/file: {os.strerror(number)}; {advice}"
+    assert message_for_user(error) == f"DIR/file: {os.strerror(number)}; {advice}"
 
 
 @pytest.mark.parametrize(
@@ -302,7 +306,7 @@ def test_an_error_of_a_file_advises_a_path_only_where_the_path_is_wrong(number: 
     ],
 )
 def test_too_little_memory_is_one_line(error: Exception, advice: str) -> None:
-    line = cli.message_for_user(error)
+    line = message_for_user(error)
     assert line is not None
     assert advice in line
     assert "\n" not in line
@@ -643,11 +647,13 @@ def test_ranks_of_a_launcher_go_by_its_job(
         monkeypatch.delenv(key, raising=False)
     for key, value in environment.items():
         monkeypatch.setenv(key, value)
-    assert cli.job_name() == name
+    assert job_name() == name
 
 
 def test_a_wandb_run_is_not_named_after_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # of a sweep, in a test before this one
     config = composed("train", "logger=wandb", "run_dir=outputs/train/one")
     assert (config.logger.wandb.name, config.logger.wandb.job_type) == (None, "train")
-    assert cli.build(config.logger.wandb)._wandb_init["name"] == "one"
+    assert (
+        validated(Part, OmegaConf.to_container(config.logger.wandb, resolve=True)).build()._wandb_init["name"] == "one"
+    )

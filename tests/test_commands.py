@@ -21,12 +21,13 @@ from scripts import as_in_a_run
 from shown_commands import GIVEN, Command, all_texts, commands_in, of_a_plugin
 from stores import CONF, ROOT
 
-from eagle3 import cli
+from eagle3.compose import compose_run
 from eagle3.errors import InputError
 from eagle3.prompts.licenses.rules import LicenseRules
 from eagle3.prompts.privacy import Recogniser
-from eagle3.settings.check import check_settings, require_valid
+from eagle3.settings.check import check_settings, checked_run
 from eagle3.settings.prompts import LicenseSettings
+from eagle3.settings.types import validated
 
 TEXTS = all_texts()
 NUMBERS = {"steps": 1, "topk": 1, "draft_tokens": 2, "draft_window": 64}  # keys that a message fills in with a number
@@ -62,7 +63,7 @@ def check(command: Command) -> None:
     try:
         if command.script == "serve" and "action" not in config:
             raise InputError("no action")
-        require_valid(cli.plain(config), command.script)
+        checked_run(OmegaConf.to_container(config, resolve=True), command.script)
         for key in (word.partition("=")[0] for word in command.words if word.endswith(f"={GIVEN}")):
             OmegaConf.update(config, key, NUMBERS.get(key, "given"))
         if command.complete:
@@ -106,7 +107,7 @@ def precompute_needs(config: DictConfig) -> None:
         prompts = config.prompts
         require(config, *(["target.path"] if prompts.from_target else ["prompts.path", "prompts.sources"]))
         build_privacy(prompts.privacy.policy, prompts.privacy.get("model") is not None)
-        licenses = LicenseRules(cli.settings(LicenseSettings, prompts.licenses))
+        licenses = LicenseRules(validated(LicenseSettings, OmegaConf.to_container(prompts.licenses)))
         for license in [prompts.license] if prompts.path else [source.license for source in prompts.sources or ()]:
             if refusal := licenses.license_refusal(license):
                 raise InputError(f"prompts.license={license} of the user's own rows: {refusal}")
@@ -116,7 +117,7 @@ def precompute_needs(config: DictConfig) -> None:
 def build_privacy(policy: str, has_model: bool) -> None:
     """The strict policy refuses to run without a model."""
     if not has_model:
-        cli.build(compose("precompute", [f"prompts/privacy={policy}"]).prompts.privacy)
+        compose_run("precompute", "out_dir=DIR", f"prompts/privacy={policy}").prompts.privacy.build()
 
 
 def serve_needs(config: DictConfig) -> None:

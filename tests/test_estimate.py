@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from omegaconf import DictConfig, OmegaConf
-from scripts import composed
+from omegaconf import OmegaConf
 from stores import ASSETS, CONF, ROOT
 from transformers import DeepseekV3Config, GptOssConfig, LlamaConfig
 
 from eagle3.answers.store import read_answers
 from eagle3.commands.precompute import precompute
+from eagle3.compose import compose_run
 from eagle3.errors import InputError
 from eagle3.estimate import Rates, Tokens, active_parameters, estimate_run, gpu_hours, head_parameters
 from eagle3.features.conversation import read_conversations
-from eagle3.settings.precomputing import Engine
+from eagle3.settings.precomputing import Engine, PrecomputeRun
 from eagle3.storage.records import sealed_bytes
 from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles
@@ -103,12 +103,12 @@ def of_config(config: Any) -> TargetFiles:
 # A run
 
 
-def config_of(out_dir: Path, *overrides: str) -> DictConfig:
+def run_of(out_dir: Path, *overrides: str) -> PrecomputeRun:
     settings = (
         f"target.path={ASSETS / 'tiny'}", f"prompts.path={out_dir.parent}/prompts.jsonl", f"out_dir={out_dir}",
         "prompts/privacy=off", "prompts.processes=1", "sampling.max_new_tokens=24", "features.dtype=bfloat16",
     )  # fmt: skip
-    return composed("precompute", *settings, *overrides)
+    return compose_run("precompute", *settings, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -117,12 +117,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("estimate")
     lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[:40]
     (root / "prompts.jsonl").write_text("".join(lines))
-    precompute(config_of(root / "dir"))
+    precompute(run_of(root / "dir"))
     return root / "dir"
 
 
 def test_with_answers_tokens_are_exact_and_bytes_are_those_of_the_hidden_states(made: Path) -> None:
-    found, real = estimate_run(config_of(made)), json.loads((made / "features" / "manifest.json").read_text())
+    found, real = estimate_run(run_of(made)), json.loads((made / "features" / "manifest.json").read_text())
     assert all(found[key] == real[key] for key in ("samples", "tokens", "answer_tokens"))
     stored = sum(path.stat().st_size for path in (made / "features").iterdir() if path.suffix != ".index")
     assert 0.75 * stored < found["bytes"]["bfloat16"] <= stored
@@ -135,7 +135,7 @@ def test_with_answers_tokens_are_exact_and_bytes_are_those_of_the_hidden_states(
 def test_answers_that_are_too_long_are_dropped_or_cut_as_the_features_stage_does(made: Path, too_long: str) -> None:
     left_out: Counter[str] = Counter()
     kept = [*read_conversations(made / "answers", max_length=50, too_long=too_long, left_out=left_out)]
-    found = estimate_run(config_of(made, "features.max_length=50", f"features.too_long={too_long}"))
+    found = estimate_run(run_of(made, "features.max_length=50", f"features.too_long={too_long}"))
     assert (found["samples"], found["tokens"]) == (len(kept), sum(len(each.input_ids) for each in kept))
     assert found["answer_tokens"] == sum(int((each.turns > 0).sum()) for each in kept)
     dropped = left_out[f"longer than features.max_length=50: {too_long}"]
@@ -144,7 +144,7 @@ def test_answers_that_are_too_long_are_dropped_or_cut_as_the_features_stage_does
 
 
 def test_an_answers_stage_that_was_stopped_stands_for_the_whole_run(made: Path, tmp_path: Path) -> None:
-    whole = estimate_run(config_of(made))
+    whole = estimate_run(run_of(made))
     shutil.copytree(made, tmp_path / "dir", ignore=shutil.ignore_patterns("features"))
     answers = tmp_path / "dir" / "answers"
     (answers / "manifest.json").write_bytes(
@@ -152,7 +152,7 @@ def test_an_answers_stage_that_was_stopped_stands_for_the_whole_run(made: Path, 
     )
     lines = (answers / "answers.jsonl").read_bytes().splitlines(keepends=True)
     (answers / "answers.jsonl").write_bytes(b"".join(lines[:20]))
-    found = estimate_run(config_of(tmp_path / "dir"))
+    found = estimate_run(run_of(tmp_path / "dir"))
     assert found["tokens"] == pytest.approx(whole["tokens"], rel=0.3) and found["tokens"] != whole["tokens"]
 
 
@@ -161,7 +161,7 @@ def test_without_answers_and_weights_every_turn_counts_with_the_longest_answer(
     made: Path, without_weights: Path, tmp_path: Path, looked_at: int
 ) -> None:
     shutil.copytree(made / "prompts", tmp_path / "dir" / "prompts")
-    found = estimate_run(config_of(tmp_path / "dir", f"target.path={without_weights}", f"estimate.prompts={looked_at}"))
+    found = estimate_run(run_of(tmp_path / "dir", f"target.path={without_weights}", f"estimate.prompts={looked_at}"))
     assert found["answers"] == "at most 24 tokens each (sampling.max_new_tokens)"
     real = json.loads((made / "features" / "manifest.json").read_text())
     if looked_at == 1000:
@@ -170,7 +170,7 @@ def test_without_answers_and_weights_every_turn_counts_with_the_longest_answer(
         assert found["answer_tokens"] == 24 * turns >= real["answer_tokens"]
     assert found["samples"] == len((made / "prompts" / "prompts.jsonl").read_text().splitlines())
     assert found["tokens"] == pytest.approx(real["tokens"], rel=0.3)
-    short = estimate_run(config_of(tmp_path / "dir", "sampling.max_prompt_tokens=30", f"estimate.prompts={looked_at}"))
+    short = estimate_run(run_of(tmp_path / "dir", "sampling.max_prompt_tokens=30", f"estimate.prompts={looked_at}"))
     assert short["samples"] + sum(short["left_out"].values()) == found["samples"] > short["samples"], short["left_out"]
 
 
@@ -185,12 +185,12 @@ def test_what_is_missing_is_named_with_the_stage_that_makes_it(
     tmp_path: Path, overrides: list[str], error: str
 ) -> None:
     with pytest.raises(InputError, match=error):
-        estimate_run(config_of(tmp_path / "dir", *overrides))
+        estimate_run(run_of(tmp_path / "dir", *overrides))
 
 
 def test_prompts_that_leave_nothing_are_refused(made: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no prompt gives a sample"):
-        estimate_run(config_of(made, "features.max_length=2"))
+        estimate_run(run_of(made, "features.max_length=2"))
     shutil.copytree(made / "prompts", tmp_path / "dir" / "prompts")
     with pytest.raises(InputError, match=r"no prompt gives a sample.*leaves no room for sampling\.max_new_tokens"):
-        estimate_run(config_of(tmp_path / "dir", "sampling.max_new_tokens=4090"))
+        estimate_run(run_of(tmp_path / "dir", "sampling.max_new_tokens=4090"))

@@ -11,7 +11,7 @@ from scripts import composed, run_script
 from stores import CONF
 
 from eagle3 import cli
-from eagle3.cli import wrong_override
+from eagle3.messages import wrong_override
 from eagle3.settings.check import known_keys
 from eagle3.settings.help import help_page
 from eagle3.settings.nearest import did_you_mean

@@ -9,9 +9,9 @@ from omegaconf import DictConfig, OmegaConf
 from scripts import composed, run_script
 from stores import CONF
 
-from eagle3.cli import message_for_user
 from eagle3.errors import InputError
 from eagle3.home import PATH_KEY
+from eagle3.messages import message_for_user
 from eagle3.settings.check import check_settings, known_keys
 from eagle3.settings.serving import ACTIONS
 

@@ -14,6 +14,7 @@ from stores import ASSETS, ROOT
 from eagle3.answers.chat import Chat
 from eagle3.answers.imported import AnswerRow, answer_rows
 from eagle3.prompts.reading.prompt import Refused
+from eagle3.settings.precomputing import ChatSettings
 from tests.answers.test_chat import SETTINGS, TEMPLATES, assistant, make_tokenizer, user
 
 Row = dict[str, Any]
@@ -24,7 +25,7 @@ THOUGHT = "Easy: two and two."
 def chat_of(family: str) -> Chat:
     tokenizer = make_tokenizer(family)
     tokenizer.chat_template = (ASSETS / f"templates/{family}.jinja").read_text()
-    return Chat(tokenizer, stop_ids={tokenizer.eos_token_id}, **SETTINGS)
+    return Chat(tokenizer, ChatSettings(**SETTINGS), stop_ids={tokenizer.eos_token_id})
 
 
 def converted(

@@ -15,14 +15,13 @@ from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import DictConfig, OmegaConf
 from stores import CONF
 
-from eagle3 import cli
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.commands.train import build_trainer
 from eagle3.data.datamodule import FeatureData
 from eagle3.errors import InputError
 from eagle3.head.divergence import CrossEntropyTv
 from eagle3.head.loss import UnrollLoss
-from eagle3.settings.check import check_settings, require_valid
+from eagle3.settings.check import check_settings, checked_run
 from eagle3.settings.types import shown
 from eagle3.training.callbacks import BestCheckpoint, EarlyStopping
 from eagle3.training.optim import MuonCosine
@@ -102,7 +101,7 @@ def value_at(values: Any, place: tuple[str, ...]) -> Any:
 
 def refusal(script: str, values: dict[str, Any]) -> str | None:
     try:
-        require_valid(values, script)
+        checked_run(values, script)
     except InputError as error:
         return str(error)
     return None
@@ -304,11 +303,11 @@ def test_what_is_taken_can_be_built(number: int, value: Any) -> None:
     place, values = BUILT[number]
     values = changed(values, place, value)
     if refusal("train", values) is None:
-        config = OmegaConf.create(values)
-        for group in ("optim", "loss", "kernels"):
-            cli.build(config[group])
+        run = checked_run(values, "train")
+        for part in (run.optim, run.loss, run.kernels):
+            part.build()
         try:
-            assert build_trainer(config, []).callbacks
+            assert build_trainer(run, []).callbacks
         except InputError as error:
             assert str(error).startswith("trainer."), error
 

@@ -3,9 +3,11 @@
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from hydra import initialize_config_dir
 from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 
 from eagle3.adapters.library import Library
@@ -32,7 +34,6 @@ HYDRA = Library(
         "hydra._internal.hydra:Hydra.format_config_groups(predicate)",
         "hydra._internal.hydra:ConfigLoaderImpl.load_configuration(overrides)",
         "hydra._internal.hydra:ConfigLoaderImpl.load_configuration(validate_sweep_overrides)",
-        "omegaconf:DictConfig._get_full_key(key)",
         "omegaconf:DictConfig._get_node(key)",
     ),
 )
@@ -120,9 +121,9 @@ def in_sweep() -> bool:
     return HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN
 
 
-def is_composing() -> bool:
-    """Say whether Hydra has a search path for `compose`: inside a command, or inside `initialize`."""
-    return GlobalHydra.instance().is_initialized()
+def composing(conf: str) -> AbstractContextManager[Any]:
+    """Return the context that `compose` needs: Hydra's own inside a command, else one for the folder `conf`."""
+    return nullcontext() if GlobalHydra.instance().is_initialized() else initialize_config_dir(conf, version_base="1.3")
 
 
 def group_options(group: str) -> list[str]:
@@ -143,11 +144,6 @@ def option_files(config: DictConfig) -> Iterator[tuple[str, Path]]:
         files = [folder / f"{each.config_path}.yaml" for folder in folders]
         if file := next((file for file in files if file.is_file()), None):
             yield each.package or "", file
-
-
-def full_key(config: DictConfig) -> str:
-    """Return the key of a group in the config that it is a part of."""
-    return config._get_full_key(None)
 
 
 # --- the texts of its errors -----------------------------------------------------------------------------------------

@@ -8,10 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
 from transformers import PreTrainedConfig
 
-from eagle3 import cli
 from eagle3.answers.answerer import Answerer, Answering
 from eagle3.answers.chat import Chat, require_bounded_template
 from eagle3.answers.imported import ImportedAnswers, imported_rows
@@ -19,8 +17,7 @@ from eagle3.answers.store import AnswerCounts, AnswerStore, MadeWith
 from eagle3.engine.endpoint import ENDPOINTS
 from eagle3.engine.local_servers import for_worker
 from eagle3.errors import InputError
-from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.precomputing import Sampling, ServedSettings
+from eagle3.settings.precomputing import ChatSettings, PrecomputeRun, Sampling, ServedSettings
 from eagle3.target.capture import logit_transform_of
 from eagle3.target.facts import context_of
 from eagle3.target.files import TargetFiles
@@ -36,16 +33,16 @@ WRITTEN_TOGETHER = 1024  # imported prompts; of others the answerer decides
 AHEAD = 1024  # prompts that a worker holds, for an answerer that does not state how many it works on at once
 
 
-def answer(config: DictConfig, target: StoredTarget, workers: Workers) -> AnswerCounts:
-    chat, sampling, out_dir = chat_of(config, target), config.sampling, Path(config.out_dir)
-    if config.answers.name == "imported":
-        answers = cli.build(config.answers, leave_out=["name"])
+def answer(run: PrecomputeRun, target: StoredTarget, workers: Workers) -> AnswerCounts:
+    chat, sampling, out_dir = chat_of(run.chat, target), run.sampling, run.folder
+    if run.answered_by == "imported":
+        answers = run.answers.build(leave_out=["name"])
         limit = sampling.max_prompt_tokens
         return import_answers(target=target, chat=chat, answers=answers, max_prompt_tokens=limit, out_dir=out_dir)
     made_with = MadeWith(
-        answers=config.answers.name,
+        answers=run.answered_by,
         chat=chat.settings,
-        sampling=asdict(cli.settings(Sampling, config.sampling)),
+        sampling=asdict(run.sampling.only(Sampling)),
         seed=sampling.seed,
         on_length=sampling.on_length,
     )
@@ -53,60 +50,60 @@ def answer(config: DictConfig, target: StoredTarget, workers: Workers) -> Answer
         target=target,
         made_with=made_with,
         workers=workers,
-        build=answer_task(config),
-        ahead=prompts_ahead(config),
+        build=answer_task(run),
+        ahead=prompts_ahead(run),
         max_prompt_tokens=sampling.max_prompt_tokens,
         out_dir=out_dir,
     )
 
 
-def answer_workers(config: DictConfig) -> Workers:
+def answer_workers(run: PrecomputeRun) -> Workers:
     servers = None
-    if config.answers.name in ENDPOINTS:
-        servers = 0 if config.answers.urls else config.answers.get("servers") or 1
-    return workers_of(config, servers=servers)
+    if run.answered_by in ENDPOINTS:
+        served = run.answers.read(ServedSettings)
+        servers = 0 if served.urls else served.servers or 1
+    return workers_of(run, servers=servers)
 
 
-def answer_task(config: DictConfig) -> Build:
-    return partial(answering, cli.resolved(config), Path(config.out_dir) / "logs")
+def answer_task(run: PrecomputeRun) -> Build:
+    return partial(answering, run, run.folder / "logs")
 
 
-def prompts_ahead(config: DictConfig) -> int:
+def prompts_ahead(run: PrecomputeRun) -> int:
     """Return how many prompts a worker holds."""
-    return 2 * (config.answers.get("in_flight") or config.answers.get("window") or AHEAD)
+    at_once = run.answers.keys.get("in_flight", run.answers.keys.get("window", AHEAD))
+    return 2 * at_once
 
 
-def chat_of(config: DictConfig, target: Target | TargetFiles) -> Chat:
-    settings = cli.plain(config.chat)
+def chat_of(settings: ChatSettings, target: Target | TargetFiles) -> Chat:
     require_bounded_template(target.tokenizer, settings)
-    return Chat(target.tokenizer, stop_ids=target.stop_ids, rows=target.text_config.vocab_size, **settings)
+    return Chat(target.tokenizer, settings, stop_ids=target.stop_ids, rows=target.text_config.vocab_size)
 
 
-def checked_target(config: DictConfig) -> Target:
+def checked_target(run: PrecomputeRun) -> Target:
     """Load the target; one that cannot be a teacher is refused before it answers."""
-    target = loaded_target(**cli.plain(config.target))
+    target = loaded_target(**vars(run.target))
     logit_transform_of(target)
     return target
 
 
 @contextmanager
-def answering(config: DictConfig, folder: Path, worker: WorkerId) -> Iterator[Answering]:
+def answering(run: PrecomputeRun, folder: Path, worker: WorkerId) -> Iterator[Answering]:
     """Make the task of a worker; `folder` takes the logs of servers."""
-    served = config.answers.name in ENDPOINTS
-    target: Target | StoredTarget = stored_target(**cli.plain(config.target)) if served else checked_target(config)
-    chat, sampling = chat_of(config, target), cli.settings(Sampling, config.sampling)
+    served = run.answered_by in ENDPOINTS
+    target: Target | StoredTarget = stored_target(**vars(run.target)) if served else checked_target(run)
+    chat, sampling = chat_of(run.chat, target), run.sampling.only(Sampling)
     target = replace(target, stop_ids=chat.stop_ids)
     parts: dict[str, Any] = {"target": target, "sampling": sampling}
     if served:
-        settings, launch = cli.settings(ServedSettings, config.answers), cli.settings(LaunchSettings, config.launch)
-        parts |= {"settings": settings, "chat": chat, "folder": folder / worker.folder}
-        parts["launch"] = for_worker(launch, worker)
+        settings, launch = run.answers.read(ServedSettings), for_worker(run.launch, worker)
+        parts |= {"settings": settings, "chat": chat, "folder": folder / worker.folder, "launch": launch}
     own = [each.name for each in fields(ServedSettings)] if served else ["name"]
-    answerer: Answerer = cli.build(config.answers, leave_out=own, **parts)
-    limit = prompt_limit(target.text_config, sampling.max_new_tokens, config.sampling.max_prompt_tokens)
+    answerer: Answerer = run.answers.build(leave_out=own, **parts)
+    limit = prompt_limit(target.text_config, sampling.max_new_tokens, run.sampling.max_prompt_tokens)
     with answerer:
         yield Answering(
-            answerer, chat, seed=config.sampling.seed, max_prompt_tokens=limit, on_length=config.sampling.on_length
+            answerer, chat, seed=run.sampling.seed, max_prompt_tokens=limit, on_length=run.sampling.on_length
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar
 
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
@@ -45,32 +45,32 @@ class Chat:
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
+        settings: ChatSettings,
         *,
         stop_ids: Iterable[int],
         rows: int | None = None,
-        **settings: Unpack[ChatSettings],
     ) -> None:
         """`rows` are those of the target's embedding: some tokenizers have tokens beyond them."""
         self.tokenizer = tokenizer
         self.rows = rows
         self.control_ids, self._added_ids = control_ids(tokenizer), added_ids(tokenizer)
         source, self._template, self._variables = _template_and_variables(tokenizer, settings)
-        self.reasoning = reasoning_of(settings["reasoning_parser"], source)
+        self.reasoning = reasoning_of(settings.reasoning_parser, source)
         self.settings: dict[str, Any] = {
             "template_hash": template_hash(source),
-            "template_kwargs": dict(settings["template_kwargs"]),
-            "date": settings["date"],
-            "reasoning_parser": settings["reasoning_parser"],
+            "template_kwargs": dict(settings.template_kwargs),
+            "date": settings.date,
+            "reasoning_parser": settings.reasoning_parser,
         }
         self._source = source
         self._words = frozenset(re.findall(r"\w+", source))
         self.reads_clock = "strftime_now" in source
         self._offered: dict[str, Any] = {}  # to the template, in addition to the conversation: its tools
         self._in_parts = False  # whether a message's content is a list of parts, which some templates want
-        self._tell_unread("chat.template_kwargs", settings["template_kwargs"])
+        self._tell_unread("chat.template_kwargs", settings.template_kwargs)
         self._check_template()
         self.stop_ids = frozenset(stop_ids)
-        if added := self._added_stop_ids(settings["stop_tokens"]):
+        if added := self._added_stop_ids(settings.stop_tokens):
             self.stop_ids |= added
             self.settings["stop_tokens"] = sorted(map(self.name_of, added))
 
@@ -335,12 +335,12 @@ def _template_and_variables(
     tokenizer: PreTrainedTokenizerBase, settings: ChatSettings
 ) -> tuple[str, str, dict[str, Any]]:
     """Return the template as it is written, as it is rendered (with the clock pinned), and its variables."""
-    source = _template_source(tokenizer, settings["template"])
-    template = _pin_clock(source, settings["date"]) if "strftime_now" in source else source
+    source = _template_source(tokenizer, settings.template)
+    template = _pin_clock(source, settings.date) if "strftime_now" in source else source
     # A template that joins its BOS to a text fails on a tokenizer that has none; there it means nothing.
     tokens = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
     unset = {name: "" for name, token in tokens.items() if token is None}
-    return source, template, unset | settings["template_kwargs"]
+    return source, template, unset | settings.template_kwargs
 
 
 def _template_source(tokenizer: PreTrainedTokenizerBase, path: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Runs precompute.py's valid config: the stages in their order, each alone in the folder that it writes.
+"""Runs precompute.py: the stages in their order, each alone in the folder that it writes.
 
 A stage imports what it needs when it runs: prompts are cleaned without PyTorch, and everything else works without the
 extra `prompts`.
@@ -7,16 +7,20 @@ extra `prompts`.
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from eagle3 import cli, interrupts
+from eagle3 import interrupts
 from eagle3.errors import InputError, Interrupted, require_packages
+from eagle3.hydra_run import CONF, given_keys, own_config_dirs
 from eagle3.progress import Bar
 from eagle3.prompts import LIBRARIES
-from eagle3.settings.check import check_settings
+from eagle3.settings.check import checked_run
+from eagle3.settings.parts import Part, plain
+from eagle3.settings.precomputing import PrecomputeRun
 from eagle3.storage.lock import hold
 from eagle3.workers.continued import Continued
 
@@ -29,32 +33,31 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def precompute(config: DictConfig) -> None:
-    """Run `config.stages`: first every check that needs no work, then the stages."""
-    names = [config.stages] if isinstance(config.stages, str) else config.stages
-    stages = [stage for name, stage in STAGES.items() if name in names]
-    if config.prompts.from_target:
+def precompute(run: PrecomputeRun) -> None:
+    """Run `run.stages`: first every check that needs no work, then the stages."""
+    stages = [stage for name, stage in STAGES.items() if name in run.stage_names]
+    if run.prompts.from_target:
         stages = [TargetPromptsStage() if stage is STAGES["prompts"] else stage for stage in stages]
     if any(stage.uses_engine for stage in stages):
-        choose_engine(config, names)
-    warn_of_unread(config, names, stages)
-    check_ahead(config, stages)
+        run = choose_engine(run)
+    warn_of_unread(run, stages)
+    check_ahead(run, stages)
     interrupts.raise_interrupts()
     try:
         with ExitStack() as held:
-            for folder in dict.fromkeys(stage.folder(config) for stage in stages if stage.writes):
+            for folder in dict.fromkeys(stage.folder(run) for stage in stages if stage.writes):
                 held.enter_context(hold(folder))
-            engine = held.enter_context(Continued(lambda: _answer_workers(config)))
+            engine = held.enter_context(Continued(lambda: _answer_workers(run)))
             for stage in stages:
-                stage.run(config, engine)
+                stage.run(run, engine)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; what was finished is kept, run the same command again to resume") from None
 
 
-def _answer_workers(config: DictConfig) -> "Workers":
+def _answer_workers(run: PrecomputeRun) -> "Workers":
     from eagle3.answers.build import answer_workers
 
-    return answer_workers(config)
+    return answer_workers(run)
 
 
 class Stage:
@@ -67,19 +70,19 @@ class Stage:
     needs_target = False
     uses_engine = False  # answers=auto and features=auto are resolved for it
 
-    def folder(self, config: DictConfig) -> Path:
+    def folder(self, run: PrecomputeRun) -> Path:
         """Return the folder on this machine that one process at a time may write."""
         assert self.writes is not None
-        return Path(config.out_dir) / self.writes
+        return run.folder / self.writes
 
-    def reads(self, config: DictConfig) -> tuple[str, ...]:
+    def reads(self, run: PrecomputeRun) -> tuple[str, ...]:
         """Return the keys, or groups of keys, that have an effect on this stage."""
         raise NotImplementedError
 
-    def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
+    def check_target(self, run: PrecomputeRun, target: "TargetFiles") -> None:
         """Raise InputError if the stage cannot work with this target; its weights are not loaded."""
 
-    def run(self, config: DictConfig, engine: Continued) -> None:
+    def run(self, run: PrecomputeRun, engine: Continued) -> None:
         """Do the work. `engine` answers, started once for all stages that use it."""
         raise NotImplementedError
 
@@ -89,30 +92,27 @@ class PromptsStage(Stage):
 
     writes = "prompts"
 
-    def reads(self, config: DictConfig) -> tuple[str, ...]:
-        return "prompts", "answers", *(("target", "chat") if config.target.path is not None else ())
+    def reads(self, run: PrecomputeRun) -> tuple[str, ...]:
+        return "prompts", "answers", *(("target", "chat") if run.target.path is not None else ())
 
-    def run(self, config: DictConfig, engine: Continued) -> None:
-        self.prepare(config, None)
+    def run(self, run: PrecomputeRun, engine: Continued) -> None:
+        self.prepare(run, None)
 
-    def prepare(self, config: DictConfig, growing: "GrowingSource | None") -> None:
-        from eagle3.prompts.rules import GROUPS, Rules
+    def prepare(self, run: PrecomputeRun, growing: "GrowingSource | None") -> None:
+        from eagle3.prompts.rules import Rules
         from eagle3.prompts.stage import prepare_prompts
-        from eagle3.settings.prompts import StageSettings
 
-        groups = {group: cli.plain(config.prompts)[group] for group in GROUPS}
-        markers = self._markers(config) if config.target.path is not None else None
-        rules = Rules(groups, privacy=cli.build(config.prompts.privacy), markers=markers)
-        settings, keep_answers = cli.settings(StageSettings, config.prompts), config.answers.name == "imported"
-        folder = Path(config.out_dir)
-        prepare_prompts(settings, rules, keep_answers=keep_answers, out_dir=folder, growing=growing)
+        markers = self._markers(run) if run.target.path is not None else None
+        rules = Rules(run.prompts, privacy=run.prompts.privacy.build(), markers=markers)
+        keep_answers = run.answered_by == "imported"
+        prepare_prompts(run.prompts, rules, keep_answers=keep_answers, out_dir=run.folder, growing=growing)
 
-    def _markers(self, config: DictConfig) -> "TargetMarkers":
+    def _markers(self, run: PrecomputeRun) -> "TargetMarkers":
         from eagle3.answers.build import chat_of
         from eagle3.answers.markers import target_markers
         from eagle3.target.files import read_target_files
 
-        return target_markers(chat_of(config, read_target_files(**cli.plain(config.target))))
+        return target_markers(chat_of(run.chat, read_target_files(**vars(run.target))))
 
 
 class TargetPromptsStage(PromptsStage):
@@ -121,19 +121,19 @@ class TargetPromptsStage(PromptsStage):
     needs_target = True
     uses_engine = True
 
-    def reads(self, config: DictConfig) -> tuple[str, ...]:
-        return "prompts", *STAGES["answers"].reads(config)
+    def reads(self, run: PrecomputeRun) -> tuple[str, ...]:
+        return "prompts", *STAGES["answers"].reads(run)
 
-    def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
+    def check_target(self, run: PrecomputeRun, target: "TargetFiles") -> None:
         from eagle3.target_prompts.build import check_target_prompts
 
-        check_target_prompts(config, target)
+        check_target_prompts(run, target)
 
-    def run(self, config: DictConfig, engine: Continued) -> None:
+    def run(self, run: PrecomputeRun, engine: Continued) -> None:
         from eagle3.target.stored import stored_target
         from eagle3.target_prompts.build import TargetPrompts
 
-        self.prepare(config, TargetPrompts(config, stored_target(**cli.plain(config.target)), engine))
+        self.prepare(run, TargetPrompts(run, stored_target(**vars(run.target)), engine))
 
 
 class EstimateStage(Stage):
@@ -141,19 +141,19 @@ class EstimateStage(Stage):
 
     needs_target = True
 
-    def reads(self, config: DictConfig) -> tuple[str, ...]:
+    def reads(self, run: PrecomputeRun) -> tuple[str, ...]:
         return "estimate", "target", "chat", "answers", "sampling", "features"
 
-    def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
+    def check_target(self, run: PrecomputeRun, target: "TargetFiles") -> None:
         from eagle3.answers.build import chat_of
 
-        chat_of(config, target)
-        check_layers(config, target)
+        chat_of(run.chat, target)
+        check_layers(run, target)
 
-    def run(self, config: DictConfig, engine: Continued) -> None:
+    def run(self, run: PrecomputeRun, engine: Continued) -> None:
         from eagle3.estimate import estimate_run
 
-        estimate_run(config)
+        estimate_run(run)
 
 
 class AnswersStage(Stage):
@@ -163,34 +163,34 @@ class AnswersStage(Stage):
     needs_target = True
     uses_engine = True
 
-    def reads(self, config: DictConfig) -> tuple[str, ...]:
-        if config.answers.name == "imported":
+    def reads(self, run: PrecomputeRun) -> tuple[str, ...]:
+        if run.answered_by == "imported":
             return "target", "chat", "answers", "sampling.max_prompt_tokens"
         from eagle3.engine.endpoint import ENDPOINTS
 
-        kind = ENDPOINTS.get(config.answers.name)
-        servers = ("launch",) if kind and kind.started_here and not config.answers.urls else ()
+        kind = ENDPOINTS.get(run.answered_by)
+        servers = ("launch",) if kind and kind.started_here and not run.answers.keys["urls"] else ()
         return "target", "chat", "answers", "sampling", "workers", *servers
 
-    def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
+    def check_target(self, run: PrecomputeRun, target: "TargetFiles") -> None:
         from eagle3.answers.build import chat_of, prompt_limit
         from eagle3.engine.endpoint import ENDPOINTS
 
-        chat_of(config, target)
-        if config.answers.name != "imported":
-            limits = config.sampling
+        chat_of(run.chat, target)
+        if run.answered_by != "imported":
+            limits = run.sampling
             prompt_limit(target.text_config, limits.max_new_tokens, limits.max_prompt_tokens)
-        if config.answers.name in ENDPOINTS:
-            check_servers(config)
+        if run.answered_by in ENDPOINTS:
+            check_servers(run)
 
-    def run(self, config: DictConfig, engine: Continued) -> None:
+    def run(self, run: PrecomputeRun, engine: Continued) -> None:
         from eagle3.answers.build import answer
         from eagle3.target.stored import stored_target
 
-        counts = answer(config, stored_target(**cli.plain(config.target)), engine)
+        counts = answer(run, stored_target(**vars(run.target)), engine)
         engine.close()
-        imported = config.answers.name == "imported"
-        limit = "a length limit" if imported else f"sampling.max_new_tokens={config.sampling.max_new_tokens}"
+        imported = run.answered_by == "imported"
+        limit = "a length limit" if imported else f"sampling.max_new_tokens={run.sampling.max_new_tokens}"
         log.info(
             "answers: %d rows, %d answer tokens; %d answers cut at %s",
             counts.rows, counts.answer_tokens, counts.cut, limit,
@@ -204,24 +204,24 @@ class FeaturesStage(Stage):
     needs_target = True
     uses_engine = True
 
-    def folder(self, config: DictConfig) -> Path:
-        path = config.features.path
-        return super().folder(config) if path is None or "://" in path else Path(path)  # in a bucket: out_dir's
+    def folder(self, run: PrecomputeRun) -> Path:
+        path = run.features.path
+        return super().folder(run) if path is None or "://" in path else Path(path)  # in a bucket: out_dir's
 
-    def reads(self, config: DictConfig) -> tuple[str, ...]:
-        return "target", "features", "workers", *(("launch",) if config.features.engine else ())
+    def reads(self, run: PrecomputeRun) -> tuple[str, ...]:
+        return "target", "features", "workers", *(("launch",) if run.features.engine else ())
 
-    def check_target(self, config: DictConfig, target: "TargetFiles") -> None:
-        check_layers(config, target)
-        if config.features.engine:
-            check_engine(config, servers=config.features.engine.servers, captures=True)
+    def check_target(self, run: PrecomputeRun, target: "TargetFiles") -> None:
+        check_layers(run, target)
+        if run.features.engine:
+            check_engine(run, servers=run.features.engine.servers, captures=True)
 
-    def run(self, config: DictConfig, engine: Continued) -> None:
+    def run(self, run: PrecomputeRun, engine: Continued) -> None:
         from eagle3.features.build import extract
         from eagle3.target.stored import stored_target
 
         engine.close()  # its servers hold the GPUs
-        store = extract(config, stored_target(**cli.plain(config.target)))
+        store = extract(run, stored_target(**vars(run.target)))
         log.info(
             "features: %d samples, %d tokens, %d answer tokens, %s in %d shards; left out: %s",
             store.samples, store.tokens, store.answer_tokens, Bar.format_sizeof(store.bytes, "B"),
@@ -238,110 +238,110 @@ STAGES = {
 }
 
 
-def check_ahead(config: DictConfig, stages: Sequence[Stage]) -> None:
+def check_ahead(run: PrecomputeRun, stages: Sequence[Stage]) -> None:
     """Raise InputError for what would otherwise be found only after hours of earlier stages."""
     if any(isinstance(stage, PromptsStage) for stage in stages):
         require_packages(*LIBRARIES, extra="prompts", needed_by="stages=[prompts]")
         import eagle3.prompts.stage  # noqa: F401  (a signal still ends the command at once)
     if not any(stage.needs_target for stage in stages):
         return
+    from eagle3.adapters.quiet import quiet_libraries
     from eagle3.target.stored import stored_target
 
-    cli.quiet_libraries()
-    target = stored_target(**cli.plain(config.target))
+    quiet_libraries()
+    target = stored_target(**vars(run.target))
     for stage in stages:
-        stage.check_target(config, target)
+        stage.check_target(run, target)
     if Path(target.path).is_dir():  # of the hub, they are fetched when they are needed
         target.tensors.require_files()
 
 
-def check_servers(config: DictConfig) -> None:
+def check_servers(run: PrecomputeRun) -> None:
     """Raise InputError where answers=sglang or answers=openai has no servers to ask, or cannot start any."""
     from eagle3.answers.served import require_servers
     from eagle3.head_files.files import read_without_weights
     from eagle3.settings.precomputing import ServedSettings
 
-    settings = cli.settings(ServedSettings, config.answers)
+    settings = run.answers.read(ServedSettings)
     require_servers(settings)
     if settings.head is not None:
         read_without_weights(settings.head)
     if not settings.urls:
-        check_engine(config, servers=settings.servers)
+        check_engine(run, servers=settings.servers)
 
 
-def check_engine(config: DictConfig, *, servers: int | None, captures: bool = False) -> None:
+def check_engine(run: PrecomputeRun, *, servers: int | None, captures: bool = False) -> None:
     """Raise InputError unless launch.python can start its servers on this machine; nodes of a cluster are others."""
     from eagle3.engine.versions import count_gpus, find_sglang, require_capture
-    from eagle3.settings.engine import LaunchSettings
 
-    settings = cli.settings(LaunchSettings, config.launch)
-    if not settings.check or "address" in config.workers:
+    if not run.launch.check or "address" in run.workers.keys:
         return
-    version = find_sglang(settings)
-    count_gpus(settings, servers=servers or 1)
+    version = find_sglang(run.launch)
+    count_gpus(run.launch, servers=servers or 1)
     if captures:
         require_capture(version)
 
 
-def check_layers(config: DictConfig, target: "TargetFiles") -> None:
+def check_layers(run: PrecomputeRun, target: "TargetFiles") -> None:
     from eagle3.target.capture import check_capture_layers, default_capture_layers
 
     num_layers = target.text_config.num_hidden_layers
-    check_capture_layers(config.features.capture_layers or default_capture_layers(num_layers), num_layers)
+    check_capture_layers(run.features.capture_layers or default_capture_layers(num_layers), num_layers)
 
 
-def choose_engine(config: DictConfig, stages: Sequence[str]) -> None:
+def choose_engine(run: PrecomputeRun) -> PrecomputeRun:
     """Replace `auto` by SGLang where it and a GPU are available or running servers are named, else by Hugging Face; log
-    it for `stages` that run."""
-    if config.answers.name == "auto":
-        if config.answers.urls or sglang_can(config, "answers", stages):
-            config.answers.name = "sglang"
+    it for the stages that run."""
+    if run.answered_by == "auto":
+        if run.answers.keys["urls"] or sglang_can(run, "answers"):
+            run = replace(run, answers=run.answers.with_keys(name="sglang"))
         else:
-            config.answers = huggingface_instead_of(config.answers)
-            check_settings(config, "precompute")
-    engine = config.features.engine
-    if engine is not None and not engine.required and not sglang_can(config, "features", stages):
-        config.features.engine = None
+            run = checked_run(plain(run) | {"answers": huggingface_instead_of(run.answers)}, "precompute")
+    engine = run.features.engine
+    if engine is not None and not engine.required and not sglang_can(run, "features"):
+        run = replace(run, features=replace(run.features, engine=None))
+    return run
 
 
-def huggingface_instead_of(auto: DictConfig) -> DictConfig:
+def huggingface_instead_of(auto: Part) -> dict[str, Any]:
     """Return the option answers/huggingface, of the user's own --config-dir if it has one; a warning names the values
     given for `auto` that it does not take."""
-    files = (Path(folder) / "answers" / "huggingface.yaml" for folder in (*cli.own_config_dirs(), cli.CONF))
-    chosen, usual = OmegaConf.load(next(filter(Path.is_file, files))), OmegaConf.load(f"{cli.CONF}/answers/sglang.yaml")
-    assert isinstance(chosen, DictConfig) and isinstance(usual, DictConfig)
-    for key in auto:
-        if key not in chosen and auto[key] != usual.get(key):
+    folders = [Path(folder) / "answers" for folder in (*own_config_dirs(), CONF)]
+    chosen, usual = (
+        OmegaConf.to_container(OmegaConf.load(next(filter(Path.is_file, (folder / name for folder in folders)))))
+        for name in ("huggingface.yaml", "sglang.yaml")
+    )
+    assert isinstance(chosen, dict) and isinstance(usual, dict)
+    for key, value in auto.keys.items():
+        if key not in chosen and value != usual.get(key):
             log.warning(
                 "answers.%s=%s has no effect: answers=auto chose Hugging Face; leave it out, or give answers=sglang",
-                key, auto[key],
+                key, value,
             )  # fmt: skip
-    return chosen
+    return chosen  # type: ignore[return-value]
 
 
-def sglang_can(config: DictConfig, what: str, stages: Sequence[str]) -> bool:
+def sglang_can(run: PrecomputeRun, what: str) -> bool:
     """Return whether launch.python has a GPU and an SGLang that makes `what`: answers or features."""
     from eagle3.engine.versions import count_gpus, find_sglang, require_capture
-    from eagle3.settings.engine import LaunchSettings
 
-    settings = cli.settings(LaunchSettings, config.launch)
-    tell = log.info if what in stages else log.debug
+    tell = log.info if what in run.stage_names else log.debug
     try:
-        version = find_sglang(settings)
-        count_gpus(settings)
+        version = find_sglang(run.launch)
+        count_gpus(run.launch)
         if what == "features":
             require_capture(version)
     except InputError as obstacle:
         tell("%s by Hugging Face in this process: %s", what, obstacle)
         return False
-    tell("%s by SGLang, which %s has, and a GPU", what, settings.interpreter)
+    tell("%s by SGLang, which %s has, and a GPU", what, run.launch.interpreter)
     return True
 
 
-def warn_of_unread(config: DictConfig, names: Sequence[str], stages: Sequence[Stage]) -> None:
+def warn_of_unread(run: PrecomputeRun, stages: Sequence[Stage]) -> None:
     """Warn of each key on the command line that none of the stages reads."""
-    read = ("stages", "out_dir", "log", "progress", *(key for stage in stages for key in stage.reads(config)))
-    imported = " with answers=imported" if config.answers.name == "imported" else ""
-    for key in cli.given_keys():
+    read = ("stages", "out_dir", "log", "progress", *(key for stage in stages for key in stage.reads(run)))
+    imported = " with answers=imported" if run.answered_by == "imported" else ""
+    for key in given_keys():
         if not any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in read):
-            log.warning("%s has no effect on stages=[%s]%s; leave it out", key, ",".join(names), imported)
+            log.warning("%s has no effect on stages=[%s]%s; leave it out", key, ",".join(run.stage_names), imported)

@@ -1,7 +1,8 @@
-"""Runs train.py's valid config: builds data, head and trainer, trains, and reports the score."""
+"""Runs train.py: builds data, head and trainer, trains, and reports the score."""
 
 import logging
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from eagle3 import cli
 from eagle3.adapters.hydra import in_sweep
 from eagle3.adapters.lightning import is_no_validation, is_too_small_share, require_lightning
+from eagle3.adapters.quiet import quiet_libraries
+from eagle3.cli import failed_score
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import SampleFilter
 from eagle3.errors import InputError, require_packages
@@ -27,6 +29,10 @@ from eagle3.head.build import StartHead
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.registry import kind_named
 from eagle3.head_files.init_from import read_start
+from eagle3.hydra_run import CONF, in_own_process, output_dir
+from eagle3.provenance import provenance
+from eagle3.settings.parts import plain
+from eagle3.settings.training import DataSettings, TrainRun
 from eagle3.storage.lock import hold
 from eagle3.storage.records import read_sealed_json, write_sealed_json
 from eagle3.training.checkpoint import Origin
@@ -43,43 +49,43 @@ from eagle3.training.resume import (
 log = logging.getLogger(__name__)
 
 
-def train(config: DictConfig) -> float:
+def train(run: TrainRun) -> float:
     """Train, or resume, in this run's folder; return what a sweep maximises."""
-    cli.quiet_libraries()
+    quiet_libraries()
     if rank_zero_only.rank:  # type: ignore[attr-defined]
         logging.disable(logging.INFO)  # which is the same on every rank
-    if in_sweep() and config.ckpt_path == "auto" and (score := score_of_job()) is not None:
+    if in_sweep() and run.ckpt_path == "auto" and (score := score_of_job()) is not None:
         return score  # of a finished job: the sweep is continued
-    if in_sweep() and (OmegaConf.is_config(config.trainer.strategy) or trains_on_several(config.trainer)):
-        return job_of_ranks(config)
-    checkpoints = RunCheckpoints(cli.output_dir(), config.checkpoint_copies)
-    alone = hold(cli.output_dir()) if rank_zero_only.rank == 0 else nullcontext()  # type: ignore[attr-defined]
+    if in_sweep() and (isinstance(run.trainer.keys["strategy"], dict) or trains_on_several(run.trainer.keys)):
+        return job_of_ranks(run)
+    checkpoints = RunCheckpoints(output_dir(), run.checkpoint_copies)
+    alone = hold(output_dir()) if rank_zero_only.rank == 0 else nullcontext()  # type: ignore[attr-defined]
     with alone, closing(checkpoints):
-        return train_alone(config, checkpoints)
+        return train_alone(run, checkpoints)
 
 
-def train_alone(config: DictConfig, checkpoints: RunCheckpoints) -> float:
+def train_alone(run: TrainRun, checkpoints: RunCheckpoints) -> float:
     """Train while no other process writes to this run's folder."""
-    config.ckpt_path = checkpoints.resume_from(config.ckpt_path)
-    lightning.seed_everything(config.seed, verbose=False)
-    torch.set_float32_matmul_precision(config.matmul_precision)
-    resumed = read_resumed(config.ckpt_path)
-    data, module = build_training(config)
+    run = replace(run, ckpt_path=checkpoints.resume_from(run.ckpt_path))
+    lightning.seed_everything(run.seed, verbose=False)
+    torch.set_float32_matmul_precision(run.matmul_precision)
+    resumed = read_resumed(run.ckpt_path)
+    data, module = build_training(run)
     if resumed:
         require_checkpoint_fits(resumed, data.source, module.head, module.settings)
-        require_epochs(resumed, config.trainer.max_epochs)
+        require_epochs(resumed, run.trainer.keys["max_epochs"])
     resume_step = resumed.global_step if resumed else None
     claimed = checkpoints.claim()
-    loggers = build_loggers(config, resume_step or 0)
-    trainer = build_trainer(config, loggers)
+    loggers = build_loggers(run, resume_step or 0)
+    trainer = build_trainer(run, loggers)
     trainer.strategy.checkpoint_io.claimed = claimed  # type: ignore[attr-defined]
-    (cli.output_dir() / "result.json").unlink(missing_ok=True)  # of the part that is resumed
+    (output_dir() / "result.json").unlink(missing_ok=True)  # of the part that is resumed
     if resumed and not isinstance(trainer.strategy, ModelParallelStrategy):  # which takes the file apart itself
         trainer.strategy.checkpoint_io.read_already = resumed.content  # type: ignore[attr-defined]
     del resumed  # its memory is Lightning's to free
-    log_settings(loggers, cli.plain(config), data.source.describe(), cli.provenance())
+    log_settings(loggers, plain(run), data.source.describe(), provenance())
     try:
-        fit(trainer, module, data, ckpt_path=config.ckpt_path, weights_only=True)
+        fit(trainer, module, data, ckpt_path=run.ckpt_path, weights_only=True)
         log_lineage(loggers, trainer.checkpoint_callback, data.source)
         if profile := trainer.profiler.summary():  # type: ignore[attr-defined]
             log.info("%s", profile)  # Lightning's own line is silenced with its hints
@@ -89,58 +95,55 @@ def train_alone(config: DictConfig, checkpoints: RunCheckpoints) -> float:
         close(loggers, "success" if trainer.state.finished else "aborted")
     if trainer.global_step == resume_step:
         bounds = "trainer.max_epochs, max_steps, max_time or callbacks.early_stopping"
-        log.warning("ckpt_path=%s has all steps of %s: none added", config.ckpt_path, bounds)
+        log.warning("ckpt_path=%s has all steps of %s: none added", run.ckpt_path, bounds)
     return report(trainer)
 
 
-def job_of_ranks(config: DictConfig) -> float:
-    if cli.in_own_process() != 0 or (score := score_of_job()) is None:
-        return cli.failed_score(config)
+def job_of_ranks(run: TrainRun) -> float:
+    if in_own_process() != 0 or (score := score_of_job()) is None:
+        return failed_score(run.best_mode)
     return score
 
 
 def score_of_job() -> float | None:
     """Return the score in the result of this run's folder; None before there is one."""
-    result = cli.output_dir() / "result.json"
+    result = output_dir() / "result.json"
     return read_sealed_json(result, made_by="the job")["score"] if result.is_file() else None
 
 
-def build_training(config: DictConfig) -> tuple[FeatureData, HeadTraining]:
-    """Build what is trained on and what is trained, from a composed train.yaml."""
-    source = open_features(config.data)
-    start = read_start(config.init_from, source) if config.init_from else None
-    head = cli.build(config.model, source=source, start=start) if start else cli.build(config.model, source=source)
-    data = build_data(config, source, head)
+def build_training(run: TrainRun) -> tuple[FeatureData, HeadTraining]:
+    """Build what is trained on and what is trained."""
+    source = open_features(run.data.read(DataSettings))
+    start = read_start(run.init_from, source) if run.init_from else None
+    head = run.model.build(source=source, start=start) if start else run.model.build(source=source)
+    data = build_data(run, source, head)
     data.setup("fit")  # before there is a trainer: what is wrong with the data is found before anything is written
-    return data, build_module(config, head, data, start)
+    return data, build_module(run, head, data, start)
 
 
-def open_features(config: DictConfig) -> FeatureSource:
+def open_features(data: DataSettings) -> FeatureSource:
     """Open the stores of `data.path`, or make what `data.source` names."""
-    return (
-        cli.build(config.source)
-        if config.source
-        else open_source(cli.plain(config).get("path"), cache_dir=config.cache_dir, cache_gb=config.cache_gb)
-    )
+    if data.source:
+        return data.source.build()
+    return open_source(data.path, cache_dir=data.cache_dir, cache_gb=data.cache_gb)
 
 
-def build_data(config: DictConfig, source: FeatureSource, head: DraftHead) -> FeatureData:
-    rules = cli.settings(SampleFilter, config.data)
-    return cli.build(
-        config.data,
+def build_data(run: TrainRun, source: FeatureSource, head: DraftHead) -> FeatureData:
+    rules = run.data.read(SampleFilter)
+    return run.data.build(
         leave_out=["path", "source", "cache_dir", "cache_gb", *vars(rules)],
         source=source,
         rules=rules,
-        prepare=partial(kind_named(head.config.KIND).prepare, ttt_steps=config.ttt_steps),
-        loss_mask=cli.build(config.loss_mask),
-        seed=config.seed,
+        prepare=partial(kind_named(head.config.KIND).prepare, ttt_steps=run.ttt_steps),
+        loss_mask=run.loss_mask.build(),
+        seed=run.seed,
     )
 
 
-def build_module(config: DictConfig, head: DraftHead, data: FeatureData, start: StartHead | None) -> HeadTraining:
+def build_module(run: TrainRun, head: DraftHead, data: FeatureData, start: StartHead | None) -> HeadTraining:
     embedding, lm_head = data.source.target_weights()
     counts = data.source.answer_counts
-    settings = decisive_settings(cli.plain(config)) | {"model.train_lm_head": head.lm_head.weight.requires_grad}
+    settings = decisive_settings(plain(run)) | {"model.train_lm_head": head.lm_head.weight.requires_grad}
     log.info(
         "head of %.2f M parameters; draft vocabulary: %d tokens, %.2f %% of the answers; %d samples to train, "
         "%d to validate",
@@ -152,10 +155,10 @@ def build_module(config: DictConfig, head: DraftHead, data: FeatureData, start: 
     )
     return HeadTraining(
         head=head,
-        loss=cli.build(config.loss),
-        optim=cli.build(config.optim),
-        ttt_steps=config.ttt_steps,
-        kernels=cli.build(config.kernels),
+        loss=run.loss.build(),
+        optim=run.optim.build(),
+        ttt_steps=run.ttt_steps,
+        kernels=run.kernels.build(),
         embedding=embedding,
         lm_head=lm_head,
         logit_transform=data.source.target_config.logit_transform,
@@ -164,25 +167,28 @@ def build_module(config: DictConfig, head: DraftHead, data: FeatureData, start: 
     )
 
 
-def build_loggers(config: DictConfig, resume_step: int) -> list[Logger]:
-    for name in config.logger:
+def build_loggers(run: TrainRun, resume_step: int) -> list[Logger]:
+    for name in run.logger:
         if name in EXTRAS:
             require_packages(name, extra=name, needed_by=f"logger={name}")
     # Lines of later steps are those of a part that is trained again: metrics.csv leaves them out.
-    of_csv = {"resume_step": resume_step, "copies": config.checkpoint_copies}
-    return [cli.build(logger, **(of_csv if name == "csv" else {})) for name, logger in config.logger.items()]
+    of_csv = {"resume_step": resume_step, "copies": run.checkpoint_copies}
+    given: dict[str, dict[str, Any]] = {"csv": of_csv}
+    return [logger.build(**given.get(name, {})) for name, logger in run.logger.items()]
 
 
-def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Trainer:
-    settings = config.trainer
-    precision = chosen_precision(settings.precision, settings.accelerator)
-    if settings.strategy == "auto" and trains_on_several(settings):
-        settings = OmegaConf.merge(settings, {"strategy": OmegaConf.load(Path(cli.CONF) / "trainer/ddp.yaml").strategy})
-    callbacks = [cli.build(callback) for callback in config.callbacks.values() if callback]
+def build_trainer(run: TrainRun, loggers: list[Logger]) -> lightning.Trainer:
+    part, settings = run.trainer, run.trainer.keys
+    precision = chosen_precision(settings["precision"], settings["accelerator"])
+    if settings["strategy"] == "auto" and trains_on_several(settings):
+        ddp: Any = OmegaConf.to_container(OmegaConf.load(Path(CONF) / "trainer" / "ddp.yaml"))
+        part = part.with_keys(strategy=ddp["strategy"])
+    callbacks = [callback.build() for callback in run.chosen_callbacks.values()]
     # With callbacks.progress=null Lightning would add its own bar, for which the host waits for the GPU in every step.
-    bar = settings.enable_progress_bar and any(isinstance(each, ProgressBar) for each in callbacks)
+    bar = settings["enable_progress_bar"] and any(isinstance(each, ProgressBar) for each in callbacks)
     try:
-        trainer = cli.build(settings, callbacks=callbacks, logger=loggers, precision=precision, enable_progress_bar=bar)
+        part = part.with_keys(precision=precision, enable_progress_bar=bar)
+        trainer = part.build(callbacks=callbacks, logger=loggers)
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise InputError(f"trainer.* does not fit this machine or Lightning: {error}") from error
     require_lightning(trainer)
@@ -197,13 +203,13 @@ def chosen_precision(precision: str, accelerator: str) -> str:
     return precision
 
 
-def trains_on_several(trainer: DictConfig) -> bool:
+def trains_on_several(trainer: dict[str, Any]) -> bool:
     """Say whether the training has several ranks. Lightning's own choice would send the buffers at every step."""
-    if trainer.num_nodes > 1:
+    if trainer["num_nodes"] > 1:
         return True
-    devices = trainer.devices
+    devices = trainer["devices"]
     if devices in ("auto", -1):
-        return trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.device_count() > 1
+        return trainer["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.device_count() > 1
     if isinstance(devices, str):
         return len(devices.strip(",").split(",")) > 1
     return devices > 1 if isinstance(devices, int) else len(devices) > 1
@@ -251,6 +257,6 @@ def report(trainer: lightning.Trainer) -> float:
         "epochs": trainer.current_epoch,
     }
     if trainer.is_global_zero:
-        write_sealed_json(cli.output_dir() / "result.json", result)
+        write_sealed_json(output_dir() / "result.json", result)
         log.info("best %s %.3f: %s", best.monitor, score, best.best_model_path)
     return score

@@ -53,14 +53,14 @@ class FeatureData(lightning.LightningDataModule):
         *,
         source: FeatureSource,
         prepare: Callable[[Pack], Batch],
-        rules: SampleFilter | None = None,
+        rules: SampleFilter,
         seed: int = 0,
         loss_mask: AllTurns | None = None,
         **settings: Any,
     ) -> None:
         super().__init__()
         self.source, self.prepare, self.loss_mask = source, prepare, loss_mask or AllTurns()
-        self.rules, self.seed, self.settings = rules or SampleFilter(), seed, PackSettings(**settings)
+        self.rules, self.seed, self.settings = rules, seed, PackSettings(**settings)
         self.val_fraction = self.settings.val_fraction
         self.buffer = self.settings.shuffle_buffer if self.settings.order == "streaming" else None
         self.ranges = ThreadPoolExecutor(AHEAD) if self.buffer else None

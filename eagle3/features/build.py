@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from omegaconf import DictConfig
 
-from eagle3 import cli
 from eagle3.answers.build import checked_target
 from eagle3.answers.chat import ids_in_text
 from eagle3.answers.store import MAKE_ANSWERS, AnswersManifest, read_answers, require_whole
@@ -24,8 +22,7 @@ from eagle3.features.huggingface import BATCHES_IN_WINDOW, HuggingFaceExtractor
 from eagle3.features.manifest import TARGET_WEIGHTS, MadeFrom, Manifest
 from eagle3.features.store_writer import StoreWriter
 from eagle3.features.task import Extractor, Sharding
-from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.precomputing import CaptureSettings, SampleSettings
+from eagle3.settings.precomputing import PrecomputeRun, SampleSettings, TargetSettings
 from eagle3.storage.folder import Storage, open_folder
 from eagle3.target.capture import check_capture_layers, default_capture_layers
 from eagle3.target.device import free_bytes
@@ -54,40 +51,40 @@ class FeatureSettings(SampleSettings):
     capture_layers: list[int]
 
 
-def extract(config: DictConfig, target: StoredTarget) -> Manifest:
-    engine, out_dir = config.features.engine, Path(config.out_dir)
+def extract(run: PrecomputeRun, target: StoredTarget) -> Manifest:
+    engine, out_dir = run.features.engine, run.folder
     return extract_features(
         target=target,
-        settings=feature_settings(config, target),
-        workers=workers_of(config, servers=engine and (engine.servers or 1)),
-        build=partial(sharding, cli.resolved(config), out_dir / "logs"),
+        settings=feature_settings(run, target),
+        workers=workers_of(run, servers=(engine.servers or 1) if engine else None),
+        build=partial(sharding, run, out_dir / "logs"),
         out_dir=out_dir,
-        storage=feature_folder(config),
-        shard_mb=config.features.shard_mb,
-        window_tokens=config.features.batch_tokens * BATCHES_IN_WINDOW,
+        storage=feature_folder(run),
+        shard_mb=run.features.shard_mb,
+        window_tokens=run.features.batch_tokens * BATCHES_IN_WINDOW,
     )
 
 
-def feature_folder(config: DictConfig) -> Storage:
-    return open_folder(config.features.path or Path(config.out_dir) / "features", setting="features.path")
+def feature_folder(run: PrecomputeRun) -> Storage:
+    return open_folder(run.features.path or run.folder / "features", setting="features.path")
 
 
-def feature_settings(config: DictConfig, target: StoredTarget) -> FeatureSettings:
-    features, num_layers = config.features, target.text_config.num_hidden_layers
+def feature_settings(run: PrecomputeRun, target: StoredTarget) -> FeatureSettings:
+    features, num_layers = run.features, target.text_config.num_hidden_layers
     layers = features.capture_layers or default_capture_layers(num_layers)
     return FeatureSettings(
         captured_by="sglang" if features.engine else "huggingface",
-        target_dtype=target_dtype(config, target),
+        target_dtype=target_dtype(run, target),
         capture_layers=check_capture_layers(layers, num_layers),
-        **vars(cli.settings(SampleSettings, features)),
+        **vars(features.only(SampleSettings)),
     )
 
 
-def target_dtype(config: DictConfig, target: StoredTarget) -> str:
+def target_dtype(run: PrecomputeRun, target: StoredTarget) -> str:
     """Return the dtype that hidden states are computed in, as far as this process can know it."""
-    if config.features.engine:
-        return config.launch.dtype
-    dtype = resolved_dtype(config.target.dtype, on_cpu=not target_on_gpu(config))
+    if run.features.engine:
+        return run.launch.dtype
+    dtype = resolved_dtype(run.target.dtype, on_cpu=not target_on_gpu(run))
     return (target.checkpoint_dtype or dtype) if dtype == "auto" else dtype
 
 
@@ -175,21 +172,21 @@ def not_done(conversations: Iterator[Conversation], done: set[str], progress: Pr
 
 
 @contextmanager
-def sharding(config: DictConfig, folder: Path, worker: WorkerId) -> Iterator[Sharding]:
+def sharding(run: PrecomputeRun, folder: Path, worker: WorkerId) -> Iterator[Sharding]:
     """Make the task of a worker; `folder` takes the logs of servers."""
-    target = stored_target(**cli.plain(config.target))
-    settings = feature_settings(config, target)
+    target = stored_target(**vars(run.target))
+    settings = feature_settings(run, target)
     parts: dict[str, Any] = {
         "layers": settings.capture_layers,
         "teachers": settings.teachers,
-        "batch_tokens": config.features.batch_tokens,
+        "batch_tokens": run.features.batch_tokens,
     }
     extractor: Extractor
-    if config.features.engine is None:
-        extractor = HuggingFaceExtractor(target=checked_target(config), dtype=STORED[settings.dtype], **parts)
+    if run.features.engine is None:
+        extractor = HuggingFaceExtractor(target=checked_target(run), dtype=STORED[settings.dtype], **parts)
     else:
-        extractor = _served(config, target, folder / worker.folder, worker, dtype=settings.dtype, **parts)
-    storage = feature_folder(config)
+        extractor = _served(run, target, folder / worker.folder, worker, dtype=settings.dtype, **parts)
+    storage = feature_folder(run)
     if not storage.names(TARGET_WEIGHTS):
         raise InputError(
             f"{storage.location} is not the folder that the driver sees; let all nodes share it, or write to a bucket: "
@@ -200,25 +197,27 @@ def sharding(config: DictConfig, folder: Path, worker: WorkerId) -> Iterator[Sha
 
 
 def _served(
-    config: DictConfig, target: StoredTarget, folder: Path, worker: WorkerId, **parts: Any
+    run: PrecomputeRun, target: StoredTarget, folder: Path, worker: WorkerId, **parts: Any
 ) -> "ServedExtractor":
     from eagle3.features.served import ServedExtractor
 
     unload()  # the GPU is the servers'
-    settings = cli.settings(CaptureSettings, config.features.engine)
-    launch = for_worker(cli.settings(LaunchSettings, config.launch), worker)
-    sentinels = sentinels_for(config, target, parts["layers"])
-    return ServedExtractor(settings, target=target, sentinels=sentinels, launch=launch, folder=folder, **parts)
+    assert run.features.engine is not None
+    launch = for_worker(run.launch, worker)
+    sentinels = sentinels_for(run.target, target, parts["layers"])
+    return ServedExtractor(
+        run.features.engine, target=target, sentinels=sentinels, launch=launch, folder=folder, **parts
+    )
 
 
-def sentinels_for(config: DictConfig, target: StoredTarget, layers: list[int]) -> "list[Sentinel]":
+def sentinels_for(settings: TargetSettings, target: StoredTarget, layers: list[int]) -> "list[Sentinel]":
     """Return the reference for an engine: Hugging Face's states, if the target fits into memory here and loads."""
     from eagle3.features.capture_check import computed_sentinels, plain_sentinels
 
-    free = free_bytes(config.target.device)
+    free = free_bytes(settings.device)
     if target.weights_bytes < free / 2:  # twice: in float32 on a CPU
         try:
-            return computed_sentinels(load_target(**cli.plain(config.target)), layers)
+            return computed_sentinels(load_target(**vars(settings)), layers)
         except (InputError, ImportError, RuntimeError) as error:  # at its load, or of kernels that a forward lacks
             without = first_line(error)
         finally:

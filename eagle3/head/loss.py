@@ -90,7 +90,7 @@ class UnrollLoss(LossSettings):
     Neither counts padding or prompts.
     """
 
-    divergence: Divergence = SOFT_CROSS_ENTROPY
+    divergence: Divergence = SOFT_CROSS_ENTROPY  # type: ignore[assignment]  # built of the part
 
     def __call__(
         self,

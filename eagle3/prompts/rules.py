@@ -13,35 +13,34 @@ from eagle3.prompts.reading.rendered import TargetMarkers, TargetMarkersCheck
 from eagle3.prompts.reading.rows import read_prompts
 from eagle3.prompts.reading.sources import Source, file_state, plain_source
 from eagle3.prompts.traffic.mix import TrafficMix
-from eagle3.settings.prompts import DuplicateSettings, LicenseSettings
-from eagle3.settings.types import validated
+from eagle3.settings.parts import plain
+from eagle3.settings.prompts import PromptSettings
 
-# Groups of conf/prompts.
+# Groups of conf/prompts that decide about a row.
 GROUPS = ("licenses", "length", "language", "privacy", "decontamination", "duplicates", "traffic")
 
 
 class Rules:
-    """settings: the groups as plain values; privacy: the check built from its group; markers: None without a target."""
+    """privacy: the check built from `settings.privacy`; markers: None without a target."""
 
-    def __init__(self, settings: dict[str, Any], *, privacy: Privacy, markers: TargetMarkers | None = None):
-        assert set(settings) == set(GROUPS), settings
+    def __init__(self, settings: PromptSettings, *, privacy: Privacy, markers: TargetMarkers | None = None):
         self.settings = settings
         self.privacy = privacy
-        self.licenses = LicenseRules(validated(LicenseSettings, settings["licenses"]))
-        self.benchmarks = read_benchmarks(settings["decontamination"]["benchmarks"])
-        self.duplicates = DuplicateSettings(**settings["duplicates"])
+        self.licenses = LicenseRules(settings.licenses)
+        self.benchmarks = read_benchmarks(settings.decontamination.benchmarks)
+        self.duplicates = settings.duplicates
         self.signer = Signer(self.duplicates)
         self.known = known_files(self.duplicates.known)
-        self.traffic = TrafficMix(**settings["traffic"]) if settings["traffic"] else None
+        self.traffic = TrafficMix(**vars(settings.traffic)) if settings.traffic else None
         self.markers = markers
         self._common: list[Check] = [TargetMarkersCheck(markers)] if markers else []
-        self._common += [LanguageCheck(**settings["language"]), privacy]
+        self._common += [LanguageCheck(**vars(settings.language)), privacy]
         if self.benchmarks:
-            self._common.append(LeakCheck(self.benchmarks, settings["decontamination"]["dropped_words"]))
+            self._common.append(LeakCheck(self.benchmarks, settings.decontamination.dropped_words))
 
     def checks(self, source: Source) -> list[Check]:
         """Return the checks for a row of the source, in order."""
-        checks: list[Check] = [LengthCheck(**self.settings["length"]), *self._common]
+        checks: list[Check] = [LengthCheck(**vars(self.settings.length)), *self._common]
         if source.written_by:  # whoever trains on the target's answers has accepted its licence
             return checks
         return [LicenseCheck(self.licenses, source.terms), *checks]
@@ -54,7 +53,7 @@ class Rules:
         if self.traffic is not None:
             files.append(self._sample_source(self.traffic).fingerprint())
         markers = {"markers": self.markers.plain()} if self.markers else {}
-        return {**self.settings, **markers, "files": files}
+        return {**{group: plain(getattr(self.settings, group)) for group in GROUPS}, **markers, "files": files}
 
     def sample_cells(self, mix: TrafficMix) -> Counter[int]:
         """Count the production prompts of the sample by cell."""

@@ -35,6 +35,7 @@ from eagle3.prompts.rules import Rules
 from eagle3.prompts.scan import Enough, KnownScanner, Scanner, ScanTask, in_order, known_tasks, scan, tasks_of
 from eagle3.prompts.selection import HELD_OUT, KNOWN, Selection
 from eagle3.secrets import public
+from eagle3.settings.parts import plain
 from eagle3.settings.prompts import StageSettings
 from eagle3.storage.files import read_json, sha256_file
 from eagle3.storage.records import write_sealed_json
@@ -189,7 +190,7 @@ def _selected(
 
 def _known_chunks(scanner: Scanner, rules: Rules, settings: StageSettings, processes: int) -> list[ScannedChunk]:
     """Sign the prompts of earlier runs, in their order."""
-    depends_on = [FORMAT, scanner.keep_answers, rules.settings["duplicates"]]
+    depends_on = [FORMAT, scanner.keep_answers, plain(rules.duplicates)]
     tasks = known_tasks([*rules.known.values()], int(settings.chunk_mb * 1e6), depends_on)
     known = KnownScanner(scanner.folder, rules.signer, keep_answers=scanner.keep_answers)
     return [chunk for _, chunk in in_order(known, tasks, min(processes, len(tasks)))]

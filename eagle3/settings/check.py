@@ -3,27 +3,27 @@
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
 from eagle3 import ROOT
-from eagle3.adapters.hydra import HydraConfig, is_composing
+from eagle3.adapters.hydra import HydraConfig, composing
 from eagle3.errors import InputError
 from eagle3.secrets import public  # and its resolver, which conf/ uses
 from eagle3.settings.flat import flattened
 from eagle3.settings.nearest import did_you_mean
-from eagle3.settings.precomputing import Precompute
+from eagle3.settings.parts import validate_without_imports
+from eagle3.settings.precomputing import PrecomputeRun
 from eagle3.settings.serving import ACTIONS
-from eagle3.settings.training import WholeTrain
-from eagle3.settings.types import UNKNOWN, shown, validate_without_imports, validated
+from eagle3.settings.training import TrainRun
+from eagle3.settings.types import UNKNOWN, shown, validated
 
-SCHEMAS: dict[str, Any] = {"train": WholeTrain, "precompute": Precompute}
+SCHEMAS: dict[str, Any] = {"train": TrainRun, "precompute": PrecomputeRun}
 MISSING = "???"  # OmegaConf's word for a value that must be given
 SECRET = "launch.env."
 NO_ACTION = f"action is not set; take one of {', '.join(f'action={name}' for name in ACTIONS)}"
@@ -49,18 +49,21 @@ BOUNDS = {
 }
 
 
-def check_settings(config: DictConfig, script: str) -> None:
-    """Raise InputError for a key that is unknown or not set, or whose value has another type or is out of its range."""
+def check_settings(config: DictConfig, script: str) -> Any:
+    """Return the run that a composed config describes: a TrainRun, a PrecomputeRun, or that of one of ACTIONS.
+
+    Raises InputError for a key that is unknown or not set, or whose value has another type or is out of its range."""
     values: Any = OmegaConf.to_container(config, resolve=True)
-    require_valid(values, script)
+    run = checked_run(values, script)
     if missing := sorted(OmegaConf.missing_keys(config)):
         are = "is" if len(missing) == 1 else "are"
         given = " ".join(f"{key}=VALUE" for key in missing)
         raise InputError(f"{' and '.join(missing)} {are} not set; give {given} (--help shows every key)")
+    return run
 
 
-def require_valid(values: dict[str, Any], script: str) -> None:
-    """Do so for a config as plain values; those that are not set pass."""
+def checked_run(values: dict[str, Any], script: str) -> Any:
+    """Return the run of a config as plain values, or None where one of them is not set."""
     if "experiment" in values:
         raise InputError(
             f"experiment: its file sets {', '.join(values['experiment'])} below `experiment`, where nothing reads "
@@ -72,12 +75,13 @@ def require_valid(values: dict[str, Any], script: str) -> None:
     schema = ACTIONS[action] if script == "serve" else SCHEMAS[script]
     try:
         validate_without_imports(schema, values)
-        validated(schema, values)
+        return validated(schema, values)
     except ValidationError as error:
         faults = [fault for fault in error.errors() if fault["input"] != MISSING]
         if faults:
             options = _options(script) or ([f"action={action}"] if script == "serve" else [])
             raise InputError(in_words(faults[0], script, options)) from None
+        return None
 
 
 def in_words(fault: Mapping[str, Any], script: str, options: list[str]) -> str:
@@ -166,7 +170,7 @@ def free_groups(script: str) -> list[str]:
 
 @cache
 def _defaults(script: str, options: tuple[str, ...]) -> Any:
-    with nullcontext() if is_composing() else initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with composing(str(ROOT / "conf")):
         return OmegaConf.to_container(compose(script, overrides=list(options)))
 
 

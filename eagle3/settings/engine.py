@@ -28,21 +28,21 @@ def _value(value: Any) -> Any:
 class LaunchSettings(Settings):
     """Settings that SGLang servers are started with."""
 
-    python: Text | None = None
-    env: dict[Text, Annotated[Any, AfterValidator(_value)]] | None = None
-    host: Text = "127.0.0.1"
-    port: Annotated[int, Field(ge=1, le=65535)] = 30000
-    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = "auto"
-    tp_size: Places = 1
-    mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None
-    max_running_requests: Count | None = 64
-    cuda_graph_max_bs_decode: Count | None = 64
-    overlap_schedule: bool = True
-    trust_remote_code: bool = False
-    extra_flags: dict[Text, Any] | None = None
-    check: bool = True
-    start_timeout_s: Seconds = 1800
-    stop_timeout_s: Annotated[float, Field(ge=0, le=1e7)] = 30
+    python: Text | None
+    env: dict[Text, Annotated[Any, AfterValidator(_value)]] | None
+    host: Text
+    port: Annotated[int, Field(ge=1, le=65535)]
+    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
+    tp_size: Places
+    mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None
+    max_running_requests: Count | None
+    cuda_graph_max_bs_decode: Count | None
+    overlap_schedule: bool
+    trust_remote_code: bool
+    extra_flags: dict[Text, Any] | None
+    check: bool
+    start_timeout_s: Seconds
+    stop_timeout_s: Annotated[float, Field(ge=0, le=1e7)]
 
     @property
     def interpreter(self) -> str:

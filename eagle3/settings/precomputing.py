@@ -1,26 +1,25 @@
 """Keys of conf/precompute.yaml and its groups, and of the groups that serve.yaml shares with it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, with_config
+from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from eagle3.settings.engine import Address, DraftTokens, LaunchSettings, Seconds, Steps, Temperature, TopK
 from eagle3.settings.nearest import did_you_mean
+from eagle3.settings.parts import Part, part_of
 from eagle3.settings.prompts import PromptSettings
 from eagle3.settings.types import (
-    STRICT,
     Count,
     CountOrZero,
     Date,
-    Part,
     Places,
     Positive,
     Seed,
     Settings,
     Text,
-    part_of,
     text_or,
     wrong,
 )
@@ -45,7 +44,10 @@ def _variables(template_kwargs: dict[str, Any]) -> dict[str, Any]:
     return template_kwargs
 
 
-class TargetSettings(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class TargetSettings(Settings):
+    """Which model the target is, and how it is loaded here."""
+
     path: Text | None
     revision: Text | None
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
@@ -55,7 +57,10 @@ class TargetSettings(TypedDict):
     check_health: bool
 
 
-class ChatSettings(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class ChatSettings(Settings):
+    """How conversations are rendered, and what ends an answer."""
+
     template: Text | None
     template_kwargs: Annotated[dict[Text, Any], AfterValidator(_variables)]
     stop_tokens: Annotated[Any, text_or(list[Text], Literal["auto"])]
@@ -67,10 +72,10 @@ class ChatSettings(TypedDict):
 class Sampling(Settings):
     """Sampling of answers, and their longest length."""
 
-    temperature: Temperature = 0.7
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: CountOrZero = 0  # all
-    max_new_tokens: Tokens = 512
+    temperature: Temperature
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    top_k: CountOrZero  # all
+    max_new_tokens: Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,18 +98,18 @@ class HuggingFaceSettings(TypedDict):
 class ServedSettings(Settings):
     """Requests to servers for answers. A `name` is a key of ENDPOINTS in eagle3/engine/endpoint.py."""
 
-    name: Literal["sglang", "openai", "auto"] = "sglang"
-    urls: list[Address] = field(default_factory=list)
-    served_as: Text | None = None
-    servers: Places | None = None
-    in_flight: Annotated[int, Field(ge=1, le=100_000)] = 640
-    timeout_s: Seconds = 600
-    attempts: Annotated[int, Field(ge=1, le=1000)] = 5
-    give_up_s: Seconds = 600
-    head: Text | None = None
-    steps: Steps = 3
-    topk: TopK = 1
-    draft_tokens: DraftTokens | None = None
+    name: Literal["sglang", "openai", "auto"]
+    urls: list[Address]
+    served_as: Text | None
+    servers: Places | None
+    in_flight: Annotated[int, Field(ge=1, le=100_000)]
+    timeout_s: Seconds
+    attempts: Annotated[int, Field(ge=1, le=1000)]
+    give_up_s: Seconds
+    head: Text | None
+    steps: Steps
+    topk: TopK
+    draft_tokens: DraftTokens | None
 
 
 @part_of("eagle3.answers.imported.ImportedAnswers")
@@ -117,13 +122,13 @@ class ImportedSettings(TypedDict):
 class CaptureSettings(Settings):
     """Capture of features inside SGLang servers."""
 
-    required: bool = True
-    servers: Places | None = None
-    memory: Text = "/dev/shm"
-    memory_gb: Annotated[float, Field(ge=0.001, le=1e6)] = 8
-    timeout_s: Seconds = 600
-    attempts: Annotated[int, Field(ge=1, le=1000)] = 5
-    give_up_s: Seconds = 600
+    required: bool
+    servers: Places | None
+    memory: Text
+    memory_gb: Annotated[float, Field(ge=0.001, le=1e6)]
+    timeout_s: Seconds
+    attempts: Annotated[int, Field(ge=1, le=1000)]
+    give_up_s: Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +175,10 @@ class Rates(Settings):
     training: dict[Literal["answers", "prompts"], Positive]  # tokens of answers, tokens of prompts
 
 
-class EstimateSettings(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class EstimateSettings(Settings):
+    """How the estimate counts, and the rates of the GPU that it is for."""
+
     prompts: Count
     gpu: Text
     rates: Rates
@@ -196,8 +204,10 @@ def _local(path: str) -> str:
     return path
 
 
-@with_config(STRICT)
-class Precompute(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class PrecomputeRun(Settings):
+    """A checked run of precompute.py."""
+
     target: TargetSettings
     prompts: PromptSettings
     chat: ChatSettings
@@ -210,3 +220,16 @@ class Precompute(TypedDict):
     stages: Annotated[Any, AfterValidator(_stages)]
     progress: bool
     out_dir: Annotated[Text, AfterValidator(_local)]
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.out_dir)
+
+    @property
+    def answered_by(self) -> str:
+        """The name of the option of conf/answers; a part of the user's own has one too."""
+        return self.answers.keys["name"]
+
+    @property
+    def stage_names(self) -> list[str]:
+        return [self.stages] if isinstance(self.stages, str) else self.stages

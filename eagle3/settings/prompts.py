@@ -8,19 +8,18 @@ from pydantic import AfterValidator, BeforeValidator, Field, with_config
 from typing_extensions import TypedDict
 
 from eagle3.errors import InputError
+from eagle3.settings.parts import Part, part_of
 from eagle3.settings.types import (
     MOST,
     STRICT,
     Count,
     CountOrZero,
     NotNegative,
-    Part,
     Places,
     Seed,
     Settings,
     Share,
     Text,
-    part_of,
     shown,
     text_or,
     wrong,
@@ -273,14 +272,14 @@ class SourceSettings(Settings):
     """Sources of conversations: `path` alone, or the list `sources`."""
 
     path: Annotated[Text | None, BeforeValidator(_one_path)]
-    name: Text | None = None
-    license: Text | None = None
-    attribution: Text | None = None
-    split: Text | None = None
-    sources: Annotated[list[Annotated[Any, text_or(KeptSource)]], Field(min_length=1)] | None = None
-    fields: Fields | None = None
-    roles: Roles | None = None
-    tools: Literal["refuse", "keep"] = "refuse"
+    name: Text | None
+    license: Text | None
+    attribution: Text | None
+    split: Text | None
+    sources: Annotated[list[Annotated[Any, text_or(KeptSource)]], Field(min_length=1)] | None
+    fields: Fields | None
+    roles: Roles | None
+    tools: Literal["refuse", "keep"]
 
 
 def _share_or_number(value: float) -> float:

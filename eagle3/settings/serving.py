@@ -11,7 +11,7 @@ from eagle3.draft_shape import Shape, shape_of
 from eagle3.errors import InputError
 from eagle3.settings.engine import Address, DraftTokens, DraftWindow, LaunchSettings, Seconds, Steps, Temperature, TopK
 from eagle3.settings.precomputing import ChatSettings, TargetSettings
-from eagle3.settings.types import OPTIONAL, Count, CountOrZero, NotNegative, Seed, Settings, Text, fault
+from eagle3.settings.types import Count, CountOrZero, NotNegative, Seed, Settings, Text, fault
 
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
 NewTokens = Annotated[int, Field(ge=2, le=2**24)]  # the first comes from prefill: a draft is verified from the second
@@ -19,9 +19,19 @@ Repeats = Annotated[int, Field(ge=1, le=10_000)]
 RepeatsOrNone = Annotated[int, Field(ge=0, le=10_000)]
 
 
-class PromptFile(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class PromptFile(Settings):
+    """Conversations whose first turn is asked."""
+
     path: Text | None
     split: Text | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenPrompts(PromptFile):
+    """Conversations that must be given."""
+
+    path: Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +142,8 @@ class TokenSampling(Settings):
     """How the target chooses its tokens. In lists, top_p and top_k may be left out."""
 
     temperature: Temperature
-    top_p: Annotated[float, Field(gt=0, le=1)] = field(default=1.0, metadata=OPTIONAL)  # all
-    top_k: CountOrZero = field(default=0, metadata=OPTIONAL)  # all
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # all
+    top_k: CountOrZero = 0  # all
 
     def __str__(self) -> str:
         if not self.temperature:
@@ -194,6 +204,8 @@ class CompareSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Common(Settings):
+    """Keys of every action."""
+
     action: Text
     progress: bool
     run_dir: Text
@@ -202,6 +214,8 @@ class Common(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class OnPrompts(Settings):
+    """Prompts as the target reads them."""
+
     chat: ChatSettings
     prompts: PromptFile
     limit: Count | None
@@ -209,64 +223,84 @@ class OnPrompts(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnDecoder(Common, OnPrompts, Decoding):
+class DecodeRun(Common, OnPrompts, Decoding):
+    """Decoding in PyTorch."""
+
     head: Text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checks(OwnDecoder):
+class CheckRun(DecodeRun):
+    """Checks of an exported head."""
+
     findings: Text | None
     check: CheckSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Servers(Common):
+    """An action that starts servers."""
+
     launch: LaunchSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionExport(Checks):
+class ExportRun(CheckRun):
+    """An export, which is checked."""
+
     run: Text | None
     checkpoint: Text | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionShow(OwnDecoder):
+class ShowRun(DecodeRun):
+    """A page that shows the drafts."""
+
     out: Text
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionCompare(Common, OnPrompts):
+class CompareRun(Common, OnPrompts):
+    """A comparison of heads."""
+
+    prompts: GivenPrompts
     heads: Annotated[list[Text], Field(min_length=1)]
     seed: Seed
     compare: CompareSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedHead(Servers, Drafting):
+class LaunchRun(Servers, Drafting):
+    """A server with a head, or the plain target's."""
+
     head: Text | None
     adaptive: Text | None
     dry_run: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionBench(ServedHead, OnPrompts, TokenSampling):
+class BenchRun(LaunchRun, OnPrompts, TokenSampling):
+    """Measured loads of servers."""
+
     bench: BenchSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionTune(Servers, OnPrompts, AnswerSettings):
+class TuneRun(Servers, OnPrompts, AnswerSettings):
+    """A search for the fastest drafts."""
+
+    prompts: GivenPrompts
     head: Text
     tune: TuneSettings
 
 
 ACTIONS: dict[str, Any] = {
-    "export": ActionExport,
-    "check": Checks,
-    "decode": OwnDecoder,
-    "show": ActionShow,
-    "compare": ActionCompare,
-    "launch": ServedHead,
-    "bench": ActionBench,
-    "tune": ActionTune,
+    "export": ExportRun,
+    "check": CheckRun,
+    "decode": DecodeRun,
+    "show": ShowRun,
+    "compare": CompareRun,
+    "launch": LaunchRun,
+    "bench": BenchRun,
+    "tune": TuneRun,
 }

@@ -9,15 +9,12 @@ from typing_extensions import TypedDict
 
 from eagle3.errors import InputError
 from eagle3.settings.engine import Steps
+from eagle3.settings.parts import PARTS, Part, part_of
 from eagle3.settings.types import (
     OPEN,
-    OPTIONAL,
-    PARTS,
-    STRICT,
     Count,
     CountOrZero,
     NotNegative,
-    Part,
     Places,
     Positive,
     Seed,
@@ -26,7 +23,6 @@ from eagle3.settings.types import (
     Text,
     fault,
     only,
-    part_of,
     text_or,
     wrong,
 )
@@ -39,20 +35,20 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 @part_of("eagle3.training.optim.AdamWCosine", "eagle3.training.optim.MuonCosine")
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings(Settings):
-    lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
-    betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)] = field(default_factory=lambda: [0.9, 0.95])
-    weight_decay: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    warmup_fraction: Share = 0.03
-    decay_fraction: Share = 1.0
-    final_lr_fraction: Share = 0.02
+    lr: Annotated[float, Field(gt=0, le=10)]
+    betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)]
+    weight_decay: Annotated[float, Field(ge=0, le=1000)]
+    warmup_fraction: Share
+    decay_fraction: Share
+    final_lr_fraction: Share
 
 
 @part_of("eagle3.head.loss.UnrollLoss")
 @dataclass(frozen=True, kw_only=True)
 class LossSettings(Settings):
-    decay: Annotated[float, Field(gt=0, le=10)] = 0.6
-    normalize: Literal["token", "sequence"] = "token"
-    divergence: Part = field(default=None, metadata=OPTIONAL)
+    decay: Annotated[float, Field(gt=0, le=10)]
+    normalize: Literal["token", "sequence"]
+    divergence: Part = field(default=None)  # type: ignore[assignment]
 
 
 @part_of("eagle3.head.divergence.CrossEntropyTv")
@@ -66,12 +62,12 @@ class TvSettings(Settings):
 class KernelSettings(Settings):
     """Implementation of a training step. Only `fp8`, which rounds products, changes what is computed."""
 
-    attention: Literal["auto", "triton", "flash", "torch_flash", "padded"] = "auto"
-    layer: Literal["auto", "fused", "plain"] = "auto"
-    loss: Literal["auto", "chunked", "plain"] = "auto"
-    loss_chunk: Count = 8192
-    fp8: bool = False
-    cuda_graphs: Annotated[Any, text_or(bool, Literal["auto"])] = "auto"
+    attention: Literal["auto", "triton", "flash", "torch_flash", "padded"]
+    layer: Literal["auto", "fused", "plain"]
+    loss: Literal["auto", "chunked", "plain"]
+    loss_chunk: Count
+    fp8: bool
+    cuda_graphs: Annotated[Any, text_or(bool, Literal["auto"])]
 
     def __post_init__(self) -> None:
         if self.fp8 and "plain" in (self.layer, self.loss):
@@ -122,26 +118,26 @@ class Model(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRules(Settings):
-    min_tokens: Count | None = None
-    max_tokens: Count | None = None
-    prompt_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    only_sources: Annotated[list[Text], Field(min_length=1)] | None = None
-    finished_only: bool = False
+    min_tokens: Count | None
+    max_tokens: Count | None
+    prompt_fraction: Annotated[float, Field(gt=0, le=1)] | None
+    only_sources: Annotated[list[Text], Field(min_length=1)] | None
+    finished_only: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackSettings(Settings):
     """Settings for splitting, packing and reading samples."""
 
-    pack_tokens: Annotated[int, Field(ge=2, le=2**24)] = 4096
-    val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    weights: Annotated[list[Annotated[float, Field(gt=0, le=1000)]], Field(min_length=1)] | None = None
-    limit_samples: Count | None = None
-    order: Literal["shuffled", "streaming"] = "shuffled"
-    shuffle_buffer: Count = 256
-    prefetch: Count = 2
-    readers: Places = 2
-    verify: bool = True
+    pack_tokens: Annotated[int, Field(ge=2, le=2**24)]
+    val_fraction: Annotated[float, Field(gt=0, lt=1)]
+    weights: Annotated[list[Annotated[float, Field(gt=0, le=1000)]], Field(min_length=1)] | None
+    limit_samples: Count | None
+    order: Literal["shuffled", "streaming"]
+    shuffle_buffer: Count
+    prefetch: Count
+    readers: Places
+    verify: bool
 
 
 @part_of("eagle3.data.datamodule.FeatureData")
@@ -328,8 +324,10 @@ class TensorBoard(TypedDict):
 # --- all of it -------------------------------------------------------------------------------------------------------
 
 
-@with_config(STRICT)
-class Train(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class TrainRun(Settings):
+    """A checked run of train.py."""
+
     model: Part
     data: Part
     loss_mask: Part
@@ -348,6 +346,37 @@ class Train(TypedDict):
     progress: bool
     run_dir: Text
 
+    def __post_init__(self) -> None:
+        """Refuse a metric that is never logged, which Lightning would find out after the first validation, and a mode
+        that would keep the worst checkpoint."""
+        callbacks, limit = self.chosen_callbacks, self.trainer.keys.get("limit_val_batches")
+        if "best" in callbacks and limit == 0:
+            rule = "leaves nothing to choose the best checkpoint by; must be above 0"
+            raise fault("trainer", "limit_val_batches", value=limit, rule=rule)
+        names = metric_names(self.ttt_steps)
+        # Callbacks of the user's own may log metrics of their own.
+        all_known = all(callback.target in PARTS for callback in callbacks.values())
+        for name, callback in callbacks.items():
+            monitor = callback.keys.get("monitor")
+            better = "min" if "loss" in str(monitor) else "max"
+            mode = callback.keys.get("mode", better)
+            if monitor is not None and monitor not in names and all_known:
+                rule = f"is logged by nothing; take one of {', '.join(sorted(names))}"
+                raise fault("callbacks", name, "monitor", value=monitor, rule=rule)
+            if monitor in names and mode != better:
+                rule = f"looks for the worst {monitor}; set callbacks.{name}.mode={better}"
+                raise fault("callbacks", name, "mode", value=mode, rule=rule)
+
+    @property
+    def best_mode(self) -> str | None:
+        """Whether the best score is the max or the min; None without a best checkpoint."""
+        best = self.callbacks.get("best")
+        return best.keys.get("mode") if best else None
+
+    @property
+    def chosen_callbacks(self) -> dict[str, Part]:
+        return {name: callback for name, callback in self.callbacks.items() if callback}
+
 
 def served_steps(ttt_steps: int) -> list[int]:
     """Return the chains whose accept length in a server is simulated at every validation, the longest last."""
@@ -360,27 +389,3 @@ def metric_names(ttt_steps: int) -> set[str]:
     served = {f"val/served_accept_length_{steps}" for steps in served_steps(ttt_steps)}
     served |= {f"val/served_reach_{depth}" for depth in range(1, ttt_steps + 1)}
     return {f"{stage}/{name}" for stage in ("train", "val") for name in both} | served
-
-
-def monitored(train: Train) -> Train:
-    """Refuse a metric that is never logged: Lightning would find out after the first validation. And a mode that would
-    keep the worst checkpoint."""
-    callbacks = {name: callback for name, callback in train["callbacks"].items() if callback}
-    if "best" in callbacks and train["trainer"].get("limit_val_batches") == 0:
-        rule = "leaves nothing to choose the best checkpoint by; must be above 0"
-        raise fault("trainer", "limit_val_batches", value=train["trainer"]["limit_val_batches"], rule=rule)
-    names = metric_names(train["ttt_steps"])
-    # Callbacks of the user's own may log metrics of their own.
-    all_known = all(callback["_target_"] in PARTS for callback in callbacks.values())
-    for name, callback in callbacks.items():
-        monitor, better = callback.get("monitor"), "min" if "loss" in str(callback.get("monitor")) else "max"
-        if monitor is not None and monitor not in names and all_known:
-            rule = f"is logged by nothing; take one of {', '.join(sorted(names))}"
-            raise fault("callbacks", name, "monitor", value=monitor, rule=rule)
-        if monitor in names and callback.get("mode", better) != better:
-            rule = f"looks for the worst {monitor}; set callbacks.{name}.mode={better}"
-            raise fault("callbacks", name, "mode", value=callback["mode"], rule=rule)
-    return train
-
-
-WholeTrain = Annotated[Train, AfterValidator(monitored)]

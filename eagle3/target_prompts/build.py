@@ -7,16 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
-from eagle3 import cli
 from eagle3.adapters.transformers import find_file
 from eagle3.answers.build import answer_task, chat_of, prompt_limit, prompts_ahead
 from eagle3.errors import InputError
 from eagle3.prompts.licenses.terms import SourceTerms, license_of, read_card
 from eagle3.prompts.reading.shapes import shape_of
 from eagle3.prompts.reading.sources import Source
-from eagle3.settings.precomputing import Sampling
+from eagle3.settings.precomputing import PrecomputeRun, Sampling
 from eagle3.settings.prompts import FromTargetSettings
 from eagle3.target.files import TargetFiles
 from eagle3.target.identity import is_hub_id
@@ -39,15 +36,16 @@ LEAST_SAMPLES = 64  # of a round
 NAMED = 4  # reasons in an error
 
 
-def check_target_prompts(config: DictConfig, target: TargetFiles) -> None:
+def check_target_prompts(run: PrecomputeRun, target: TargetFiles) -> None:
     """Raise InputError if this target cannot write prompts with these settings; its weights are not loaded."""
-    if config.answers.name == "imported":
+    if run.answered_by == "imported":
         raise InputError(
             "answers=imported keeps answers that prompts came with, and prompts=from_target brings none; leave one out"
         )
-    own = cli.settings(FromTargetSettings, config.prompts.from_target)
+    own = run.prompts.from_target
+    assert own is not None
     _longest_before(target, own)
-    require_user_turns(chat_of(config, target), own.system_prompts)
+    require_user_turns(chat_of(run.chat, target), own.system_prompts)
 
 
 def _longest_before(target: TargetFiles, own: FromTargetSettings) -> int | None:
@@ -68,14 +66,18 @@ class Gain:
 class TargetPrompts:
     """A `GrowingSource`; its files are in DIR/target_prompts."""
 
-    def __init__(self, config: DictConfig, target: StoredTarget, workers: Workers) -> None:
-        self.own = cli.settings(FromTargetSettings, config.prompts.from_target)
-        self.limit, self.workers, self.config = config.prompts.limit, workers, config
-        chat = chat_of(config, target)
+    def __init__(self, run: PrecomputeRun, target: StoredTarget, workers: Workers) -> None:
+        assert run.prompts.from_target is not None
+        self.own = run.prompts.from_target
+        self.limit, self.workers, self.run = run.prompts.limit, workers, run
+        chat = chat_of(run.chat, target)
         self.name, self.license = target.path, self.own.license or license_of_target(target) or LICENSE
         self.writing = Writing(
             sampling=Sampling(
-                temperature=self.own.temperature, top_p=self.own.top_p, max_new_tokens=self.own.max_new_tokens
+                temperature=self.own.temperature,
+                top_p=self.own.top_p,
+                top_k=0,
+                max_new_tokens=self.own.max_new_tokens,
             ),
             system_prompts=tuple(self.own.system_prompts),
             keep_system_prompts=self.own.keep_system_prompts,
@@ -85,13 +87,13 @@ class TargetPrompts:
         )
         settings = asdict(self.own)
         self.sampled = {key: value for key, value in settings.items() if key not in COUNTS}
-        answers = asdict(cli.settings(Sampling, config.sampling)) if self.own.turns > 1 else None
+        answers = asdict(run.sampling.only(Sampling)) if self.own.turns > 1 else None
         made_with = {
-            "answers": config.answers.name, "chat": chat.settings, "prompts.from_target": self.sampled,
+            "answers": run.answered_by, "chat": chat.settings, "prompts.from_target": self.sampled,
             "sampling": answers,
         }  # fmt: skip
         identity = target.identity.with_template(chat.settings["template_hash"])
-        self.store = SampleStore(Path(config.out_dir), identity, made_with)
+        self.store = SampleStore(run.folder, identity, made_with)
         self.gain: Gain | None = None
 
     def source(self) -> Source:
@@ -155,7 +157,7 @@ class TargetPrompts:
         items = ((number, Sample(number, self.writing)) for number in numbers)
         with Meter(len(numbers), desc="user turns", unit="sample", of="tokens") as progress:
             for finished in self.workers(
-                answer_task(self.config), items, progress, ahead=prompts_ahead(self.config), total=len(numbers)
+                answer_task(self.run), items, progress, ahead=prompts_ahead(self.run), total=len(numbers)
             ):
                 rows = [self._row(number, result) for number, result in finished]
                 self.store.append(row for row in rows if not row["failed"])

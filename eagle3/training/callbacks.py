@@ -19,10 +19,10 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint, T
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from eagle3.adapters.lightning import skip_sigterm_broadcast, unfinished_epoch
-from eagle3.cli import how_to_resume
 from eagle3.data.loader import PackLoader
 from eagle3.data.pack import Batch
 from eagle3.errors import Interrupted
+from eagle3.hydra_run import how_to_resume
 from eagle3.progress import Bar
 from eagle3.storage.folder import LocalFolder
 from eagle3.training.checkpoint import AtomicCheckpointIO

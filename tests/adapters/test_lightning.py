@@ -7,11 +7,11 @@ import lightning
 import pytest
 import torch
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric
-from scripts import composed
 
 from eagle3.adapters import lightning as adapter
 from eagle3.adapters.lightning import LIGHTNING, reload_train_loader, skip_needless_moves, unfinished_epoch
 from eagle3.commands.train import build_trainer
+from eagle3.compose import compose_run
 from eagle3.errors import InputError
 
 RELEASE = f"Lightning {lightning.__version__}"
@@ -26,9 +26,9 @@ def test_a_part_that_is_gone_is_one_line_before_a_training_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter, "LIGHTNING", replace(LIGHTNING, parts=("lightning:no_such_part",)))
-    config = composed("train", "data.path=x", f"run_dir={tmp_path}")
+    run = compose_run("train", "data.path=x", f"run_dir={tmp_path}")
     with pytest.raises(InputError, match=r"lightning .* has no lightning:no_such_part; lightning 2\.6\.4 to 2\.6 is"):
-        build_trainer(config, [])
+        build_trainer(run, [])
 
 
 def test_the_training_loader_is_asked_for_again(trainer: lightning.Trainer) -> None:

@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoTokenizer, DynamicCache, Gemma3nTextConfig, LlamaForCausalLM
 
-from eagle3 import cli
+from eagle3.adapters.quiet import quiet_libraries
 from eagle3.adapters.transformers import has_file, keeps_keys_and_values
 from eagle3.errors import InputError
 from tests.stores import ASSETS
@@ -21,7 +21,7 @@ def test_a_forward_that_names_the_cache_differently_is_one_line(monkeypatch: pyt
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
     with pytest.raises(InputError, match=r"takes no cache as an argument cache or past_key_values; transform"):
-        cli.quiet_libraries()  # which commands call before they load anything
+        quiet_libraries()  # which commands call before they load anything
 
 
 def test_layers_that_share_keys_and_values_have_a_layer_that_we_know() -> None:

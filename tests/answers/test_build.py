@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from exported_head import edit_json
 from protocol_server import ProtocolServer
-from scripts import call_script, composed
+from scripts import call_script
 from serving_fixtures import serving
 from transformers import AutoTokenizer
 
 from eagle3.answers.build import answering
+from eagle3.compose import compose_run
 from eagle3.features.concat import open_source
 from eagle3.workers.meter import ProgressBuffer
 from eagle3.workers.task import WorkerId, take_from
@@ -33,8 +34,8 @@ def other_end(tiny_path: Path, tmp_path: Path) -> Path:
 
 
 def answered(prompts: list[dict[str, Any]], folder: Path, *overrides: str) -> list[Any]:
-    config = composed("precompute", "prompts.path=x", f"out_dir={folder}", "target.device=cpu", *overrides)
-    with answering(config, folder, WorkerId()) as task:
+    run = compose_run("precompute", "prompts.path=x", f"out_dir={folder}", "target.device=cpu", *overrides)
+    with answering(run, folder, WorkerId()) as task:
         finished = task(take_from((each["id"], each) for each in prompts), ProgressBuffer())
         return [row for results in finished for _, (rows, _) in results for row in rows]
 

@@ -13,7 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from eagle3.answers import template_limits
 from eagle3.answers.chat import LOSES_TEXT, TOO_MUCH, Chat, RefusedConversation, require_bounded_template
 from eagle3.errors import InputError
-from eagle3.settings.precomputing import TEMPLATE_PARAMETERS
+from eagle3.settings.precomputing import TEMPLATE_PARAMETERS, ChatSettings
 
 CHATML = ["<|im_start|>", "<|im_end|>"]
 LLAMA = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
@@ -83,9 +83,9 @@ def make_tokenizer(name=None):
 
 def make_chat(name, **changes):
     tokenizer = make_tokenizer(name)
-    stop_ids = {tokenizer.eos_token_id}
-    settings = {**SETTINGS, "template": str(ASSETS / f"templates/{name}.jinja")}
-    return Chat(tokenizer, **{"stop_ids": stop_ids, **settings, **changes})
+    stop_ids = changes.pop("stop_ids", {tokenizer.eos_token_id})
+    settings = {**SETTINGS, "template": str(ASSETS / f"templates/{name}.jinja"), **changes}
+    return Chat(tokenizer, ChatSettings(**settings), stop_ids=stop_ids)
 
 
 def decode(chat, ids):
@@ -143,7 +143,7 @@ def test_a_tokenizer_without_bos_renders_a_template_that_joins_it_to_a_text():
     tokenizer = make_tokenizer()
     assert tokenizer.bos_token is None
     path = str(ASSETS / "templates" / "llama3.jinja")
-    chat = Chat(tokenizer, **{**SETTINGS, "template": path, "stop_tokens": []}, stop_ids={2})
+    chat = Chat(tokenizer, ChatSettings(**{**SETTINGS, "template": path, "stop_tokens": []}), stop_ids={2})
     text = tokenizer.decode(chat.prompt_ids([user("Hi")]))
     assert text.startswith("<|start_header_id|>user<|end_header_id|>")
 
@@ -228,7 +228,7 @@ def test_the_arguments_of_the_renderer_are_no_variables():
 
 
 def test_a_usual_template_is_within_its_limits():
-    settings = SETTINGS | {"template": str(ASSETS / "templates/gptoss.jinja")}
+    settings = ChatSettings(**SETTINGS | {"template": str(ASSETS / "templates/gptoss.jinja")})
     require_bounded_template(make_tokenizer("gptoss"), settings)
 
 
@@ -249,7 +249,7 @@ def test_a_template_without_bound_is_one_line(tmp_path, monkeypatch, source):
     path.write_text(source + MESSAGES)
     reason = "(does not end within|takes more than|writes more than)"
     with pytest.raises(InputError, match=rf"the chat template {reason} .*chat\.template=FILE"):
-        require_bounded_template(make_tokenizer(), SETTINGS | {"template": str(path)})
+        require_bounded_template(make_tokenizer(), ChatSettings(**SETTINGS | {"template": str(path)}))
 
 
 def test_text_without_bound_refuses_the_conversation_that_it_is_written_for(tmp_path):
@@ -360,7 +360,6 @@ def test_bad_settings_name_their_key(tmp_path):
     os.mkfifo(tmp_path / "pipe.jinja")
     bare = make_tokenizer()
     bare.chat_template = None
-    good = {**SETTINGS, "stop_ids": {2}}
     cases = [
         ({}, r"chat\.template=null .* chat\.template=FILE"),
         ({"template": str(tmp_path / "none.jinja")}, r"chat\.template=.*none\.jinja cannot be read"),
@@ -369,15 +368,14 @@ def test_bad_settings_name_their_key(tmp_path):
     ]
     for changes, message in cases:
         with pytest.raises(InputError, match=message):
-            Chat(bare, **{**good, **changes})
+            Chat(bare, ChatSettings(**{**SETTINGS, **changes}), stop_ids={2})
 
 
 def test_a_text_with_a_token_that_has_no_embedding_is_refused_by_its_name():
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny")
     rows = len(tokenizer)
     tokenizer.add_tokens(["<image_soft_token>"])
-    settings = {"template": None, "template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": "auto"}
-    chat = Chat(tokenizer, stop_ids=[2], rows=rows, stop_tokens="auto", **settings)
+    chat = Chat(tokenizer, ChatSettings(**SETTINGS | {"template": None}), stop_ids=[2], rows=rows)
     assert chat.prompt_ids([{"role": "user", "content": "Look."}])
     with pytest.raises(RefusedConversation, match=rf"<image_soft_token> \(id {rows}\).* no embedding"):
         chat.prompt_ids([{"role": "user", "content": "Look: <image_soft_token>"}])

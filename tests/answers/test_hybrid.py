@@ -2,6 +2,7 @@
 
 import logging
 
+import defaults
 import pytest
 import torch
 import transformers
@@ -11,7 +12,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.errors import InputError
-from eagle3.settings.precomputing import Sampling
 from tests.answers.test_generate import GREEDY, answer
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11, 12, 13, 14, 15, 16, 17], [20, 21], [30, 31, 32, 33, 34, 35, 36]]
@@ -51,5 +51,5 @@ def test_a_model_without_such_a_cache_is_refused_before_it_answers() -> None:
 
 
 def answerer(config: PreTrainedConfig) -> HuggingFaceAnswerer:
-    sampling = Sampling(temperature=0.0, max_new_tokens=6)
+    sampling = defaults.sampling(temperature=0.0, max_new_tokens=6)
     return HuggingFaceAnswerer(target=make_target(config), sampling=sampling, batch_size=4, batch_tokens=1000, window=4)

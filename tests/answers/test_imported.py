@@ -22,6 +22,7 @@ from eagle3.answers.imported import (
     UNKNOWN_END,
     answer_rows,
 )
+from eagle3.settings.precomputing import ChatSettings
 from tests.answers.test_chat import CONVERSATIONS, SETTINGS, TEMPLATES, assistant, decode, loop, make_chat, user
 from tests.answers.tokenizer_kinds import KINDS, texts, tokenizer_of
 
@@ -85,7 +86,11 @@ def cell(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("forms") / "form.jinja"
     path.write_text(FORMS[form])
     tokenizer = tokenizer_of(kind, CONTROL)
-    return kind, form, Chat(tokenizer, **{**SETTINGS, "template": str(path)}, stop_ids={tokenizer.eos_token_id})
+    return (
+        kind,
+        form,
+        Chat(tokenizer, ChatSettings(**{**SETTINGS, "template": str(path)}), stop_ids={tokenizer.eos_token_id}),
+    )
 
 
 def test_every_row_is_the_rendered_text_up_to_its_end_token_and_every_tokenizer_gives_rows(cell):

@@ -7,6 +7,7 @@ from transformers import AutoTokenizer
 
 from eagle3.answers.chat import Chat
 from eagle3.answers.markers import target_markers
+from eagle3.settings.precomputing import ChatSettings
 
 SETTINGS = OmegaConf.to_container(OmegaConf.load(CONF / "chat" / "default.yaml"))
 
@@ -24,6 +25,8 @@ def test_the_marks_between_a_question_and_its_answer_are_those_of_the_template(t
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny")
     path = template and str(ASSETS / "templates" / f"{template}.jinja")
     # The tokenizer is not the template's own, and has no token that ends its turns.
-    markers = target_markers(Chat(tokenizer, stop_ids=[2], **{**SETTINGS, "template": path, "stop_tokens": []}))
+    markers = target_markers(
+        Chat(tokenizer, ChatSettings(**{**SETTINGS, "template": path, "stop_tokens": []}), stop_ids=[2])
+    )
     assert markers.between == between
     assert {"<|im_start|>", "<|im_end|>"} <= markers.tokens

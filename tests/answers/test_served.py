@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import defaults
 import pytest
 from aiohttp import web
 from exported_head import tiny_chat
@@ -21,13 +22,12 @@ from eagle3.engine import pool
 from eagle3.engine.client import KEY
 from eagle3.engine.process import require_free_port
 from eagle3.errors import InputError
-from eagle3.settings.precomputing import Sampling, ServedSettings
 from eagle3.storage.files import read_jsonl, write_jsonl
 from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget
 from tests.answers.test_stage import answer_by, errors_of, prompt
 
-GREEDY = Sampling(temperature=0, max_new_tokens=8)
+GREEDY = defaults.sampling(temperature=0, max_new_tokens=8)
 Rows = dict[str, dict[str, Any]]
 
 
@@ -71,7 +71,7 @@ def ask(stored: StoredTarget, chat: Chat, prompts: Any, tmp_path: Path) -> Ask:
     def run(urls: list[str], *, launch: Any = None, chat: Chat = chat, **changes: Any) -> Rows:
         launch = launch or launch_settings(sglang_site(tmp_path))
         parts = {"target": stored, "chat": chat, "sampling": GREEDY, "launch": launch, "folder": tmp_path / "logs"}
-        answerer = ServedAnswerer(ServedSettings(**{"urls": urls, "in_flight": 4} | changes), **parts)
+        answerer = ServedAnswerer(defaults.served(**{"urls": urls, "in_flight": 4} | changes), **parts)
         return rows_of(tmp_path / "out", prompts, stored, chat, answerer)
 
     return run

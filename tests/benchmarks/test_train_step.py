@@ -8,7 +8,7 @@ import torch
 from random_head import SMALL, RandomSamples
 from step_cost import group_of, product_flops
 from torch.utils.flop_counter import FlopCounterMode
-from train_step import main, random_step, training_config
+from train_step import main, random_step, training_run
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*", "ignore:.*treespec, LeafSpec.*", "ignore:Checkpoint directory.*"
@@ -32,8 +32,8 @@ def test_a_small_run_writes_a_row_for_each_case(tmp_path: Path) -> None:
 def test_the_flop_of_a_step_are_those_of_its_matrix_products(trained: bool) -> None:
     steps = 3
     overrides = ["ttt_steps=3", "kernels=plain", "trainer.precision=32-true"]
-    config = training_config([*overrides, f"model.train_lm_head={trained}"])
-    step = random_step(SMALL, config)
+    run = training_run([*overrides, f"model.train_lm_head={trained}"])
+    step = random_step(SMALL, run)
     batch = RandomSamples(SMALL, torch.float32, seed=0).pack([40, 30], 0.5, ttt_steps=steps)
     with FlopCounterMode(display=False) as counter:
         step(batch)

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import defaults
 import numpy as np
 import pytest
 from feature_data import feature_data
 from stores import in_float32, open_store, random_sample
 
 from eagle3.data.datamodule import FeatureData
-from eagle3.data.mix import SampleFilter
 from eagle3.errors import InputError
 from eagle3.features.index import parse_index
 from eagle3.features.samples import IndexedShard, Samples
@@ -20,7 +20,7 @@ from eagle3.features.shards import ShardWriter
 from eagle3.features.split import share_fractions, split_fraction
 from eagle3.storage.folder import LocalFolder
 
-NO_RULES = SampleFilter()
+NO_RULES = defaults.sample_filter()
 
 
 def trained(data: FeatureData) -> list[tuple[str, str]]:
@@ -36,7 +36,7 @@ def names(samples: Samples) -> list[tuple[str, str]]:
 
 
 def test_rules_leave_what_fits_them_on_both_sides_of_the_split(store_path: Path) -> None:
-    rules = SampleFilter(min_tokens=8, max_tokens=16, prompt_fraction=0.7)
+    rules = defaults.sample_filter(min_tokens=8, max_tokens=16, prompt_fraction=0.7)
     everything = open_store(store_path).samples
     fit = {
         ref.entry.id

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from scripts import composed
 
+from eagle3.compose import compose_run
 from eagle3.errors import InputError
 from eagle3.features.build import feature_settings, sharding
 from eagle3.target.stored import stored_target
@@ -31,13 +31,13 @@ def test_a_store_says_in_what_its_target_computes(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu_here)
     settings = (f"target.path={tiny_path}", "prompts.path=x", "out_dir=x", "features=huggingface")
-    config = composed("precompute", *settings, *overrides)
+    run = compose_run("precompute", *settings, *overrides)
     target = stored_target(path=str(tiny_path), revision=None, trust_remote_code=False)
-    assert feature_settings(config, target).target_dtype == expected
+    assert feature_settings(run, target).target_dtype == expected
 
 
 def test_a_worker_refuses_a_folder_that_is_not_the_drivers(tiny_path: Path, tmp_path: Path) -> None:
     settings = (f"target.path={tiny_path}", "target.device=cpu", "prompts.path=x", f"out_dir={tmp_path}")
-    config = composed("precompute", *settings, "features=huggingface")
+    run = compose_run("precompute", *settings, "features=huggingface")
     with pytest.raises(InputError, match=r"is not the folder that the driver sees; let all nodes share it"):
-        sharding(config, tmp_path / "logs", WorkerId()).__enter__()
+        sharding(run, tmp_path / "logs", WorkerId()).__enter__()

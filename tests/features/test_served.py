@@ -7,15 +7,16 @@ import asyncio
 import shutil
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import defaults
 import eagle3_capture
 import pytest
 import torch
 from exported_head import edit_json
-from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from serving_fixtures import environment, launch_settings, sglang_site
 from stores import open_store
@@ -30,7 +31,7 @@ from eagle3.features.manifest import Manifest
 from eagle3.features.sample import scaled
 from eagle3.features.served import ServedExtractor, require_memory
 from eagle3.features.turns import answers_of
-from eagle3.settings.precomputing import CaptureSettings
+from eagle3.settings.precomputing import TargetSettings
 from eagle3.target.capture import default_capture_layers
 from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget, stored_target
@@ -60,7 +61,7 @@ def served(target: Target, stored: StoredTarget, tmp_path: Path) -> Served:
         parts["launch"] = launch_settings(site, check=False, env=env)
         engine = ENGINE | {"memory": str(tmp_path / "memory")}
         engine |= {key: changes.pop(key) for key in engine if key in changes}
-        return ServedExtractor(CaptureSettings(**engine), target=stored, **parts | changes)
+        return ServedExtractor(defaults.capture(**engine), target=stored, **parts | changes)
 
     return make
 
@@ -154,13 +155,11 @@ def test_a_target_that_hugging_face_cannot_load_is_held_against_the_engine_alone
     folder = shutil.copytree(tiny_path, tmp_path / "quantised")
     edit_json(folder / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
     options = {"path": str(folder), "revision": None, "trust_remote_code": False}
-    settings = OmegaConf.create(
-        {"target": {**options, "dtype": "auto", "device": "cpu", "attention": None, "check_health": False}}
-    )
+    settings = TargetSettings(**options, dtype="auto", device="cpu", attention=None, check_health=False)
     sentinels = sentinels_for(settings, stored_target(**options), [2, 4, 5])
     assert [each.states for each in sentinels] == [None] * 3
     assert "no forward of Hugging Face: target.path" in caplog.text
-    settings.target.path = str(tiny_path)
+    settings = replace(settings, path=str(tiny_path))
     sentinels = sentinels_for(settings, stored_target(**{**options, "path": str(tiny_path)}), [2, 4])
     assert [sorted(each.states or {}) for each in sentinels] == [[1, 2, 3, 4, 5]] * 3
 

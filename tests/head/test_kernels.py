@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import defaults
 import pytest
 import torch
 from heads import make_head
@@ -28,6 +29,10 @@ GpuOf = Callable[..., None]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
+def kernel_settings(**changes: Any) -> KernelSettings:
+    return defaults.part("kernels", **changes).build()
+
+
 def choose(
     device: torch.device = CPU,
     precision: str = "bf16-mixed",
@@ -36,7 +41,7 @@ def choose(
     **settings: Any,
 ) -> KernelPlan:
     config = make_head(**head or {}).config
-    asked = KernelSettings(**settings)
+    asked = kernel_settings(**settings)
     return choose_kernels(asked, device=device, precision=precision, config=config, divergence=divergence)
 
 
@@ -142,14 +147,14 @@ def test_steps_are_recorded_where_nothing_reads_a_batch_on_the_host(
     monkeypatch.setattr("eagle3.head.kernels.flash_obstacle", lambda *_: None)
     given = {"device": GPU, "precision": "bf16-mixed", "config": make_head().config}
     given["graphs_obstacle"] = changes.get("graphs_obstacle")
-    settings = {key: value for key, value in changes.items() if key in vars(KernelSettings())}
+    settings = {key: value for key, value in changes.items() if key in vars(kernel_settings())}
     with caplog.at_level("INFO"):
-        assert choose_kernels(KernelSettings(**settings), **given).cuda_graphs is (obstacle is None)
+        assert choose_kernels(kernel_settings(**settings), **given).cuda_graphs is (obstacle is None)
     assert (obstacle or "launch      by graph") in caplog.text
-    wanted = KernelSettings(**settings | {"cuda_graphs": True})
+    wanted = kernel_settings(**settings | {"cuda_graphs": True})
     with pytest.raises(InputError, match=f"kernels.cuda_graphs=true: {obstacle}") if obstacle else nullcontext():
         assert choose_kernels(wanted, **given).cuda_graphs
-    assert not choose_kernels(KernelSettings(**settings | {"cuda_graphs": False}), **given).cuda_graphs
+    assert not choose_kernels(kernel_settings(**settings | {"cuda_graphs": False}), **given).cuda_graphs
 
 
 @needs_triton
@@ -168,7 +173,7 @@ def test_large_heads_are_launched_one_by_one_unless_graphs_are_named(monkeypatch
 )
 def test_settings_that_make_no_sense_are_refused_before_anything_runs(settings: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        KernelSettings(**settings)
+        kernel_settings(**settings)
 
 
 @pytest.mark.parametrize(

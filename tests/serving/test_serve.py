@@ -9,9 +9,8 @@ import pytest
 import torch
 from exported_head import Editable, errors, save_checkpoint, with_record
 from scripts import call_script
-from serving_fixtures import serve_config
+from serving_fixtures import serve_run
 
-from eagle3 import cli
 from eagle3.commands.serve import draft_of
 from eagle3.commands.serve import export_head as export_action
 from eagle3.errors import InputError
@@ -40,9 +39,9 @@ def test_a_wrong_option_of_an_export_is_an_error_and_no_reason_to_skip_the_measu
     wrong: list[str], message: str, trained_on_tiny: TrainedHead, tiny_path: Path, tmp_path: Path
 ) -> None:
     save_run(tmp_path / "run", trained_on_tiny, target=str(tiny_path))
-    config = serve_config("action=export", f"run={tmp_path}/run", f"head={tmp_path}/head", *wrong)
+    run = serve_run("export", f"run={tmp_path}/run", f"head={tmp_path}/head", *wrong)
     with pytest.raises(InputError, match=message):
-        export_action(config)
+        export_action(run)
     assert not (tmp_path / "head").exists()
 
 
@@ -54,7 +53,7 @@ def test_an_older_head_stays_where_a_new_one_fails_its_checks(
     save_run(tmp_path / "run", broken, target=str(tiny_path))
     before = {path.name: path.read_bytes() for path in exported.iterdir()}
     with pytest.raises(InputError, match="must not be served: reload, tensors"):
-        export_action(serve_config("action=export", f"run={tmp_path}/run", f"head={exported}"))
+        export_action(serve_run("export", f"run={tmp_path}/run", f"head={exported}"))
     assert "skipped  accept_length     correct the errors above first" in capsys.readouterr().out
     assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
     assert [path.name for path in exported.parent.iterdir() if path.name.startswith(".")] == []
@@ -62,15 +61,15 @@ def test_an_older_head_stays_where_a_new_one_fails_its_checks(
 
 def test_the_window_of_the_config_reaches_servers_and_the_decoder() -> None:
     for action in ("launch", "bench"):
-        assert draft_of(serve_config(f"action={action}", "head=HEAD", "draft_window=512")).window == 512
-        assert draft_of(serve_config(f"action={action}", "head=HEAD")).window is None
+        assert draft_of(serve_run(action, "head=HEAD", "draft_window=512")).window == 512
+        assert draft_of(serve_run(action, "head=HEAD")).window is None
     for action in ("check", "decode", "show", "export"):
-        assert cli.settings(Decoding, serve_config(f"action={action}", "draft_window=512")).draft_window == 512
+        assert serve_run(action, "draft_window=512").only(Decoding).draft_window == 512
 
 
 def test_one_limit_is_for_every_action_and_its_default_for_each() -> None:
-    assert [serve_config(f"action={action}").limit for action in ("check", "bench", "tune")] == [16, 80, 64]
-    assert [serve_config(f"action={action}", "limit=3").limit for action in ("check", "bench", "tune")] == [3, 3, 3]
+    assert [serve_run(action).limit for action in ("check", "bench", "tune")] == [16, 80, 64]
+    assert [serve_run(action, "limit=3").limit for action in ("check", "bench", "tune")] == [3, 3, 3]
 
 
 def test_export_writes_the_best_head_of_a_run_without_its_target(
@@ -84,9 +83,7 @@ def test_export_writes_the_best_head_of_a_run_without_its_target(
 
 def test_an_export_whose_findings_could_not_be_kept_does_not_begin(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"findings=.*/head/found\.json is in head="):
-        export_action(
-            serve_config("action=export", "run=RUN", f"head={tmp_path}/head", f"findings={tmp_path}/head/found.json")
-        )
+        export_action(serve_run("export", "run=RUN", f"head={tmp_path}/head", f"findings={tmp_path}/head/found.json"))
     assert not (tmp_path / "head").exists()
 
 

@@ -11,6 +11,7 @@ from wrong_json import TEXTS, mutations, one_printable_line
 
 from eagle3.answers.chat import Chat
 from eagle3.errors import InputError
+from eagle3.settings.precomputing import ChatSettings
 from eagle3.target.stored import stored_target
 from eagle3.target.tensors import INDEX
 
@@ -58,8 +59,10 @@ def test_no_wrong_value_in_a_file_is_a_traceback(file: str, target_copy: Path) -
 def read(folder: Path) -> None:
     files = stored_target(path=str(folder))
     assert files.identity and files.facts and files.embedding is not None
-    settings = {"template": None, "template_kwargs": {}, "date": "2026-01-01", "reasoning_parser": None}
-    chat = Chat(files.tokenizer, stop_ids=files.stop_ids, stop_tokens="auto", **settings)
+    settings = ChatSettings(
+        template=None, template_kwargs={}, stop_tokens="auto", date="2026-01-01", reasoning_parser=None
+    )
+    chat = Chat(files.tokenizer, settings, stop_ids=files.stop_ids)
     chat.prompt_ids([{"role": "user", "content": "Hello."}])
 
 

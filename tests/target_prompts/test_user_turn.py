@@ -1,5 +1,6 @@
 """The place of a user's text in 14 families' templates and with tokenizers of each class, and texts that are none."""
 
+import defaults
 import pytest
 import transformers
 from stores import ASSETS
@@ -8,7 +9,7 @@ from eagle3.answers.chat import Chat
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError
-from eagle3.settings.precomputing import Sampling
+from eagle3.settings.precomputing import ChatSettings
 from eagle3.target.model import load_target
 from eagle3.target_prompts.quality import CUT, LOOP, NOT_TEXT, ROLE_INSIDE, TINY, TOKEN_INSIDE, checked
 from eagle3.target_prompts.user_turn import NO_END, REWRITTEN, first_user_turn, require_user_turns, user_turn
@@ -72,7 +73,7 @@ MISTRAL = "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST]
 def test_a_space_before_the_text_is_left_to_the_target_where_it_is_part_of_its_first_token(kind, tmp_path):
     (tmp_path / "mistral.jinja").write_text(MISTRAL)
     tokenizer = tokenizer_of(kind, ["[INST]", "[/INST]"])
-    chat = Chat(tokenizer, stop_ids={2}, **{**SETTINGS, "template": str(tmp_path / "mistral.jinja")})
+    chat = Chat(tokenizer, ChatSettings(**{**SETTINGS, "template": str(tmp_path / "mistral.jinja")}), stop_ids={2})
     turn = first_user_turn(chat, None)
     assert tokenizer.convert_ids_to_tokens(turn.header)[:2] == ["<s>", "[INST]"]
     assert tokenizer.convert_ids_to_tokens(turn.end) == "[/INST]"
@@ -163,7 +164,11 @@ def test_added_tokens_that_the_template_does_not_write_are_text():
     markers = ["<｜User｜>", "<｜Assistant｜>"]  # noqa: RUF001 no special tokens in DeepSeek's tokenizer
     tokenizer.add_tokens([*markers, "\n\n", "    ", "<table>"])
     template = str(ASSETS / "templates/deepseekv3.jinja")
-    chat = Chat(tokenizer, stop_ids={tokenizer.eos_token_id}, **{**SETTINGS, "template": template, "stop_tokens": []})
+    chat = Chat(
+        tokenizer,
+        ChatSettings(**{**SETTINGS, "template": template, "stop_tokens": []}),
+        stop_ids={tokenizer.eos_token_id},
+    )
     turn = first_user_turn(chat, None)
     assert chat.decode([turn.end]) == markers[1]
     text = "Why is this wrong?\n\n    <table>\n\n    </table>"
@@ -197,8 +202,8 @@ def test_targets_of_real_families_write_and_answer_in_turn(name, tmp_path):
     tokenizer.chat_template = (ASSETS / f"templates/{name}.jinja").read_text()
     tokenizer.save_pretrained(tmp_path)
     target = load_target(path=str(tmp_path), **OPTIONS)
-    chat = Chat(target.tokenizer, stop_ids=target.stop_ids, **SETTINGS)
-    sampling = Sampling(temperature=1.0, max_new_tokens=4)
+    chat = Chat(target.tokenizer, ChatSettings(**SETTINGS), stop_ids=target.stop_ids)
+    sampling = defaults.sampling(temperature=1.0, max_new_tokens=4)
     plan = {"sampling": sampling, "keep_system_prompts": False, "turns": 2, "seed": 0, "longest_before": None}
     samples = [Sample(number, Writing(system_prompts=("", SYSTEM)[1:], **plan)) for number in range(3)]
     answerer = HuggingFaceAnswerer(target=target, sampling=sampling, batch_size=8, batch_tokens=4096, window=8)
@@ -221,7 +226,7 @@ def test_targets_of_real_families_write_and_answer_in_turn(name, tmp_path):
 
 def test_a_conversation_of_several_turns_ends_before_a_turn_that_cannot_be_used():
     chat = make_chat("qwen2_5")
-    plan = {"sampling": Sampling(temperature=1.0, max_new_tokens=64), "system_prompts": (SYSTEM,), "turns": 3}
+    plan = {"sampling": defaults.sampling(temperature=1.0, max_new_tokens=64), "system_prompts": (SYSTEM,), "turns": 3}
 
     def conversation(*, room=None, keep=False):
         writing = Writing(keep_system_prompts=keep, seed=0, longest_before=room, **plan)

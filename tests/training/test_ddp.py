@@ -1,6 +1,6 @@
 """Two gloo processes on the CPU make the update that one process makes on the whole batch, whatever each rank holds.
 
-The two processes run what `python train.py trainer=ddp` (or fsdp, with the chunked loss) runs: Hydra config,
+The two processes run what `python train.py trainer=ddp` (or fsdp, with the chunked loss) runs: Hydra run,
 Lightning's strategy, the store's plan. The reference is a loop in this process, over one pack that joins all samples
 of an optimizer step.
 """
@@ -16,16 +16,15 @@ from typing import Any
 
 import lightning
 import pytest
-import scripts
 import torch
 from heads import ttt_batch
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
-from omegaconf import DictConfig, OmegaConf
 from serving_fixtures import free_port
 from stores import random_samples, write_store
 from torch.distributed.tensor import DTensor
 
 from eagle3.commands.train import build_trainer, build_training
+from eagle3.compose import compose_run
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.pack import Pack
 from eagle3.errors import Interrupted
@@ -33,6 +32,7 @@ from eagle3.head.loss import UnrollMetrics, accept_length
 from eagle3.head.unroll import unroll
 from eagle3.head_files.format import load_head, save_head
 from eagle3.serving.head.export import read_trained
+from eagle3.settings.training import TrainRun
 from eagle3.training import callbacks
 from eagle3.training.module import HeadTraining, ranks_of_machine
 from eagle3.training.muon import DividedMuon, PortableMuon
@@ -63,22 +63,20 @@ STRATEGIES = {
 EXACT = [*((strategy, case) for strategy in STRATEGIES for case in CASES), ("ddp", "muon")]
 
 
-def composed(directory: Path, case: str, *overrides: str) -> DictConfig:
+def composed(directory: Path, case: str, *overrides: str) -> TrainRun:
     settings = [
         f"data.path={directory}/features", f"run_dir={directory}/{case}", "data.pack_tokens=48",
         "data.val_fraction=0.2", "ttt_steps=3", "optim.lr=3e-3", f"trainer.max_epochs={EPOCHS}",
         f"trainer.gradient_clip_val={CLIP}", "trainer.enable_progress_bar=false", "callbacks.progress=null",
         "callbacks.early_stopping=null", "callbacks.curves=null", f"trainer.log_every_n_steps={LOG_EVERY}",
     ]  # fmt: skip
-    config = scripts.composed("train", *settings, *overrides)
-    OmegaConf.resolve(config)
-    return config
+    return compose_run("train", *settings, *overrides)
 
 
-def parts(config: DictConfig) -> tuple[FeatureData, HeadTraining]:
+def parts(run: TrainRun) -> tuple[FeatureData, HeadTraining]:
     """Data and module in float64, so that the order of a sum decides nothing."""
-    lightning.seed_everything(config.seed, verbose=False)
-    data, module = build_training(config)
+    lightning.seed_everything(run.seed, verbose=False)
+    data, module = build_training(run)
     prepare = data.prepare
     data.prepare = lambda pack: prepare(in_float64(pack))
     return data, module.double()
@@ -98,22 +96,23 @@ def train_rank(rank: int, directory: Path, port: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     for name, (strategy, cases) in STRATEGIES.items():
         for case, overrides in cases.items():
-            config = composed(directory / name, case, *strategy, *TWO_CPUS, *overrides)
-            first = {"resumed": config, "moved": composed(directory / name, case, "trainer=ddp", *TWO_CPUS, *overrides)}
-            torch.save(train_case(config, rank, first.get(case)), directory / name / f"{case}-{rank}.pt")
+            run = composed(directory / name, case, *strategy, *TWO_CPUS, *overrides)
+            first = {"resumed": run, "moved": composed(directory / name, case, "trainer=ddp", *TWO_CPUS, *overrides)}
+            torch.save(train_case(run, rank, first.get(case)), directory / name / f"{case}-{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
-def train_case(config: DictConfig, rank: int, first: DictConfig | None) -> dict[str, Any]:
+def train_case(run: TrainRun, rank: int, first: TrainRun | None) -> dict[str, Any]:
     """Train; with `first`, go on from a training of these settings that was interrupted."""
     before = []
     if first:
         recorder = Recorder(signal_after=5 if rank == 0 else None)
         with pytest.raises(Interrupted):
             fit(first, recorder)
-        before, config.ckpt_path = recorder.batches, f"{config.run_dir}/checkpoints/last.ckpt"
+        before = recorder.batches
+        run = replace(run, ckpt_path=f"{run.run_dir}/checkpoints/last.ckpt")
     recorder, counter = Recorder(), CountPerStep()
-    trainer = fit(config, recorder, *([] if first else [counter]))
+    trainer = fit(run, recorder, *([] if first else [counter]))
     return {
         "batches": before + recorder.batches,
         "weights": trainer.strategy.lightning_module_state_dict(),
@@ -126,11 +125,11 @@ def train_case(config: DictConfig, rank: int, first: DictConfig | None) -> dict[
     }
 
 
-def fit(config: DictConfig, *callbacks: lightning.Callback) -> lightning.Trainer:
-    data, module = parts(config)
-    trainer = build_trainer(config, [])
+def fit(run: TrainRun, *callbacks: lightning.Callback) -> lightning.Trainer:
+    data, module = parts(run)
+    trainer = build_trainer(run, [])
     trainer.callbacks += callbacks
-    trainer.fit(module, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)
+    trainer.fit(module, datamodule=data, ckpt_path=run.ckpt_path, weights_only=True)
     return trainer
 
 
@@ -141,9 +140,9 @@ def local(parameter: torch.Tensor) -> torch.Tensor:
 class OneProcess:
     """The same training as a plain loop: one pack of all samples of a step, in the order that the ranks saw them."""
 
-    def __init__(self, config: DictConfig, total_steps: int) -> None:
-        self.data, self.module = parts(config)
-        self.ttt_steps = config.ttt_steps
+    def __init__(self, run: TrainRun, total_steps: int) -> None:
+        self.data, self.module = parts(run)
+        self.ttt_steps = run.ttt_steps
         self.refs = {ref.entry.id: ref for ref in self.data.source.samples}
         self.optimizer, self.schedule = self.module.optim.build(self.module.head, total_steps)
 
@@ -189,10 +188,10 @@ def results(directory: Path, case: str) -> list[dict]:
 
 
 def assert_same_as_one_process(directory: Path, case: str) -> None:
-    config, ranks = composed(directory, case, "trainer=cpu", *(CASES | MUON)[case]), results(directory, case)
-    reference = OneProcess(config, total_steps=ranks[0]["steps"])
+    run, ranks = composed(directory, case, "trainer=cpu", *(CASES | MUON)[case]), results(directory, case)
+    reference = OneProcess(run, total_steps=ranks[0]["steps"])
     ragged, told = 0, []
-    for step in optimizer_steps([rank["batches"] for rank in ranks], config.trainer.accumulate_grad_batches):
+    for step in optimizer_steps([rank["batches"] for rank in ranks], run.trainer.keys["accumulate_grad_batches"]):
         ragged += len({rows for _, _, rows in step}) > 1
         told.append(reference.step([name for _, ids, _ in step for name in ids]))
     assert ragged > 6, "where ranks hold as many rows as one another this shows nothing"

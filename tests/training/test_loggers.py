@@ -15,9 +15,9 @@ from omegaconf import OmegaConf, open_dict, read_write
 from scripts import composed, run_script
 from stores import ROOT
 
-from eagle3.cli import plain
 from eagle3.commands.train import build_loggers
 from eagle3.errors import InputError
+from eagle3.settings.parts import plain
 from eagle3.training import loggers
 from eagle3.training.loggers import EXTRAS, MetricsCSV, WandbRun, log_settings, searchable
 from tests.training.test_sweep import SHORT, sweep
@@ -146,7 +146,7 @@ def wandb_run(folder: Path, **options: Any) -> WandbRun:
     config = composed("train", "logger=wandb", "data.path=DIR")
     with open_dict(config):
         config.run_dir = str(folder)
-    given = plain(config)["logger"]["wandb"] | {"offline": True, **options}
+    given = plain(OmegaConf.to_container(config.logger.wandb, resolve=True)) | {"offline": True, **options}
     return WandbRun(**{key: value for key, value in given.items() if key != "_target_"})
 
 
@@ -255,9 +255,9 @@ def test_settings_for_trackers_are_flat_and_name_no_place_and_no_secret(
 @pytest.mark.parametrize("name", EXTRAS)
 def test_a_tracker_that_is_not_installed_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    config = OmegaConf.create({"checkpoint_copies": None, "logger": {"csv": {}, name: {}}})
+    run: Any = SimpleNamespace(checkpoint_copies=None, logger=dict.fromkeys(["csv", name]))
     with pytest.raises(InputError, match=rf"logger={name} needs the package {name}; .*'\.\[{name}\]'"):
-        build_loggers(config, 0)
+        build_loggers(run, 0)
 
 
 def train(store: Path, folder: Path, *arguments: str) -> None:

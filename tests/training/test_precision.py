@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning import fabric
 from lightning.pytorch.accelerators import MPSAccelerator
+from omegaconf import OmegaConf
 from scripts import composed
 from stores import in_fp8, random_samples, write_store
 from torch.utils import _pytree as pytree
@@ -48,7 +49,7 @@ def test_every_gpu_trains_unless_fewer_are_named(
     monkeypatch: pytest.MonkeyPatch, overrides: list[str], gpus: int, several: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    assert trains_on_several(composed("train", *overrides).trainer) is several
+    assert trains_on_several(OmegaConf.to_container(composed("train", *overrides).trainer, resolve=True)) is several
 
 
 class FailsAsMpsDoes(TorchDispatchMode):

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import defaults
 import lightning
 import numpy as np
 import pytest
@@ -23,6 +24,10 @@ pytestmark = LIGHTNING_WARNS
 PEAK, PACKS, EPOCHS = 3e-3, 16, 3
 SETTINGS = [f"trainer.max_epochs={EPOCHS}", "data.pack_tokens=12", "data.val_fraction=0.02", "data.verify=false",
             "optim.warmup_fraction=0.25", "callbacks.early_stopping=null", "ttt_steps=1"]  # fmt: skip
+
+
+def adamw(**changes: Any) -> AdamWCosine:
+    return defaults.part("optim", **changes).build()
 
 
 class StopsAt(lightning.Callback):
@@ -59,7 +64,7 @@ def assert_as_without_a_break(found: list[float], *, then: int, now: int, steps:
     """Steps had `then` packs, and have `now` after so many steps."""
     packs = [min(step, steps) * then + max(0, step - steps) * now for step in range(len(found))]
     assert packs[-1] + now == PACKS * EPOCHS
-    length, optim = PACKS * EPOCHS // then, AdamWCosine(warmup_fraction=0.25)
+    length, optim = PACKS * EPOCHS // then, adamw(warmup_fraction=0.25)
     without_break = [PEAK * optim.scale(step, length) for step in range(length)]
     np.testing.assert_allclose(found, np.interp(packs, then * np.arange(length), without_break), atol=0.02 * PEAK)
 
@@ -98,7 +103,7 @@ def test_ranks_that_change_at_a_resume_leave_the_rate_over_samples_as_it_was(
 
 
 def test_a_training_that_becomes_longer_warms_up_again_and_falls_to_its_end() -> None:
-    optim = AdamWCosine(lr=PEAK, warmup_fraction=0.2, final_lr_fraction=0.02)
+    optim = adamw(lr=PEAK, warmup_fraction=0.2, final_lr_fraction=0.02)
     optimizer, schedule = optim.build(make_head(), total_steps=20)
     assert schedule.start(steps_in_epoch=10, max_epochs=2, max_steps=-1) is None
     found = []
@@ -137,7 +142,7 @@ def test_the_log_of_a_resume_says_what_the_rate_does_when_the_training_has_anoth
     Run(tmp_path, store, *settings, f"trainer.{bound}={now}", f"ckpt_path={tmp_path}/checkpoints/last.ckpt").fit()
     [line] = [record.getMessage() for record in caplog.records if "of the training is done" in record.getMessage()]
     found, length = rates(tmp_path), now if bound == "max_steps" else PACKS * now
-    optim = AdamWCosine(lr=PEAK, warmup_fraction=0.25)
+    optim = adamw(lr=PEAK, warmup_fraction=0.25)
     assert f"ends at {PEAK * optim.final_lr_fraction:.2e} after step {length}" in line and "init_from" in line
     assert len(found) == length and f"{'rises to' if risen else 'continues at'} {max(found[steps:]):.2e}" in line
     assert (found[steps] > found[steps - 1]) is risen and found[steps] < found[steps - 1] + 0.2 * PEAK

@@ -101,9 +101,9 @@ class OwnLoss(UnrollLoss):
 
 def test_own_losses_and_sharded_heads_are_not_recorded() -> None:
     from random_head import SMALL
-    from train_step import random_step, training_config
+    from train_step import random_step, training_run
 
-    module = random_step(SMALL, training_config(["trainer=cpu"])).module
+    module = random_step(SMALL, training_run(["trainer=cpu"])).module
     assert module._graphs_obstacle() is None
     module.loss = OwnLoss(decay=1.0, normalize="token")
     assert str(module._graphs_obstacle()).startswith("OwnLoss is your own")
@@ -115,10 +115,10 @@ def test_own_losses_and_sharded_heads_are_not_recorded() -> None:
 @pytest.mark.parametrize("setting", ["loss.normalize=token", "loss.normalize=sequence", "model.train_lm_head=false"])
 def test_a_graph_gives_the_numbers_of_the_step_without_one(setting: str) -> None:
     from random_head import SMALL, RandomSamples
-    from train_step import random_step, training_config
+    from train_step import random_step, training_run
 
     def steps(*overrides: str) -> list[list[Tensor]]:
-        run = random_step(SMALL, training_config([setting, *overrides]))
+        run = random_step(SMALL, training_run([setting, *overrides]))
         samples = RandomSamples(SMALL, torch.bfloat16, seed=0)
         batches = [samples.pack(lengths, 0.6, ttt_steps=run.module.ttt_steps) for lengths in LENGTHS]
         results = []

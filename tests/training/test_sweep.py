@@ -17,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from scripts import Script, run_script
 from stores import ROOT
 
-from eagle3.cli import wrong_override
 from eagle3.errors import install_command
+from eagle3.messages import wrong_override
 from eagle3.storage.lock import hold
 from eagle3.storage.records import write_sealed_json
 from eagle3.training.sweep import RankedTable, ranked_table, read_jobs

@@ -13,15 +13,13 @@ from typing import Any
 
 import lightning
 import pytest
-import scripts
 import torch
 from heads import ttt_batch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from omegaconf import DictConfig, OmegaConf
 from stores import IDENTITY, ROOT, random_samples, write_store
 
-from eagle3 import cli
 from eagle3.commands.train import build_loggers, build_training, chosen_precision
+from eagle3.compose import compose_run
 from eagle3.errors import InputError, Interrupted
 from eagle3.head.divergence import OfLogProbabilities
 from eagle3.head.fast.chunked_loss import ChunkedLoss
@@ -29,7 +27,7 @@ from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.layer import PlainLayer
 from eagle3.head.loss import UnrollLoss, plain_loss
 from eagle3.head.simulate_decoding import simulate_rounds
-from eagle3.settings.check import check_settings
+from eagle3.settings.training import TrainRun
 from eagle3.storage.folder import LocalFolder
 from eagle3.training.resume import read_resumed, require_checkpoint_fits
 
@@ -104,19 +102,17 @@ class Run:
     """One training in `directory`."""
 
     def __init__(self, directory: Path, store: Path, *overrides: str, signal_after: int | None = None) -> None:
-        config = composed(directory, store, *overrides)
-        check_settings(config, "train")
-        lightning.seed_everything(config.seed, verbose=False)
-        self.data, self.module = build_training(config)
+        run = composed(directory, store, *overrides)
+        lightning.seed_everything(run.seed, verbose=False)
+        self.data, self.module = build_training(run)
         self.recorder = Recorder(signal_after)
-        callbacks = [cli.build(callback) for callback in config.callbacks.values() if callback]
-        resumed = read_resumed(config.ckpt_path)
-        loggers = build_loggers(config, resumed.global_step if resumed else 0)
-        precision = chosen_precision(config.trainer.precision, config.trainer.accelerator)
-        self.trainer = cli.build(
-            config.trainer, callbacks=[*callbacks, self.recorder], logger=loggers, precision=precision
-        )
-        self.checkpoint = config.ckpt_path
+        callbacks = [callback.build() for callback in run.chosen_callbacks.values()]
+        resumed = read_resumed(run.ckpt_path)
+        loggers = build_loggers(run, resumed.global_step if resumed else 0)
+        precision = chosen_precision(run.trainer.keys["precision"], run.trainer.keys["accelerator"])
+        trainer = run.trainer.with_keys(precision=precision)
+        self.trainer = trainer.build(callbacks=[*callbacks, self.recorder], logger=loggers)
+        self.checkpoint = run.ckpt_path
         self.directory = directory
 
     def fit(self) -> "Run":
@@ -128,16 +124,14 @@ class Run:
         return {name: parameter.detach().clone() for name, parameter in self.module.head.named_parameters()}
 
 
-def composed(directory: Path, store: Path, *overrides: str) -> DictConfig:
+def composed(directory: Path, store: Path, *overrides: str) -> TrainRun:
     settings = [
         f"data.path={store}", f"run_dir={directory}", "data.pack_tokens=48", "data.val_fraction=0.2", "ttt_steps=3",
         "trainer=cpu", "trainer.max_epochs=3", "trainer.enable_progress_bar=false", "trainer.log_every_n_steps=1",
         "callbacks.progress=null", "callbacks.curves=null", "callbacks.last.every_n_steps=5", "optim.lr=3e-3",
         "callbacks.last.min_seconds=0",
     ]  # fmt: skip
-    config = scripts.composed("train", *settings, *overrides)
-    OmegaConf.resolve(config)
-    return config
+    return compose_run("train", *settings, *overrides)
 
 
 def metrics(done: Run) -> list[dict[str, str]]:

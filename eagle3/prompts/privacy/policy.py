@@ -56,11 +56,12 @@ class Privacy:
         actions = settings.get("actions") or {}
         phone: Any = settings.get("phone")  # Hydra passes both as mappings
         allowed: Any = settings.get("allowed")
+        model: Any = settings.get("model")  # and has built this
         self.policy = settings["policy"]
-        self.model: NameModel | None = settings.get("model")
+        self.model: NameModel | None = model
         self.actions = {entity: action for entity, action in actions.items() if action is not None}
         self.phones = [Phones(**phone)] if phone else []
-        self.own = list(settings.get("recognisers", {}).values())
+        self.own: list[Any] = list(settings.get("recognisers", {}).values())
         self.allowed = Allowed(AllowedSettings(**allowed)) if allowed else None
         known = sorted({each.entity for each in self._all()})
         if unknown := sorted(set(actions) - set(known)):

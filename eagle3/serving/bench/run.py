@@ -16,7 +16,7 @@ from eagle3.serving.bench.report import write_bench_report
 from eagle3.serving.check.prompts import file_prompts, prompt_source
 from eagle3.serving.server.launch import prepare, require_head
 from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.serving import Side
+from eagle3.settings.serving import PromptFile, Side
 from eagle3.target.files import TargetFiles
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def prompt_sets(
         raise InputError("bench.prompts and prompts.path are not set; try bench.prompts={chat: FILE.jsonl}")
     sets = {}
     for name, path in paths.items():
-        source = prompt_source(path=path, split=split)
+        source = prompt_source(PromptFile(path=path, split=split))
         assert source is not None
         found = file_prompts(chat, source, limit=limit, max_length=max_length)
         log.info(f"{name}: {len(found.prompts)} prompts of {path}, left out: {found.left_out or 'none'}")

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +13,7 @@ from eagle3.errors import InputError
 from eagle3.features.concat import open_source
 from eagle3.features.source import as_setting
 from eagle3.head_files.record import StoreRecord
-from eagle3.prompts import Prompt, Refused, Source, configured_sources, read_prompts
-from eagle3.settings.prompts import SourceSettings
+from eagle3.prompts import Prompt, Refused, Source, plain_source, read_prompts
 from eagle3.settings.serving import PromptFile
 
 
@@ -45,12 +44,11 @@ def longest_prompt(context: int, *, max_new_tokens: int, steps: int) -> int:
     return room
 
 
-def prompt_source(**settings: Unpack[PromptFile]) -> Source | None:
+def prompt_source(settings: PromptFile) -> Source | None:
     """Turn `prompts.path` into a source; InputError if there is nothing there."""
-    if settings["path"] is None:
+    if settings.path is None:
         return None
-    [source] = configured_sources(SourceSettings(**settings))
-    return source
+    return plain_source("prompts", vars(settings), split="train")
 
 
 def file_prompts(chat: Chat, source: Source, *, limit: int | None, max_length: int) -> PromptSet:

@@ -14,7 +14,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from eagle3.errors import InputError
 from eagle3.prompts.privacy.names import TOKENS
-from eagle3.prompts.rules import GROUPS, Rules
+from eagle3.prompts.rules import Rules
+from eagle3.settings.prompts import PromptSettings
+from eagle3.settings.types import validated
 from tests.prompts.privacy.test_policy import build_privacy, contents, prompt
 
 LABELS = ["O", "B-GIVEN_NAME", "I-SURNAME", "B-CITY", "B-STREET_NAME", "I-STREET_NAME"]
@@ -123,7 +125,7 @@ def test_a_name_in_the_overlap_of_two_pieces_counts_once(folder):
 
 
 def test_a_model_that_changed_in_its_place_makes_the_prompts_again(folder):
-    rules = Rules({group: default_settings()[group] for group in GROUPS}, privacy=with_model(folder))
+    rules = Rules(validated(PromptSettings, default_settings() | {"path": "."}), privacy=with_model(folder))
     before = rules.inputs()
     assert rules.inputs() == before
     os.utime(folder / "onnx" / "model_q4.onnx", (1, 1))

@@ -5,19 +5,23 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from omegaconf import OmegaConf
 from scripts import composed
 from stores import CONF
 
-from eagle3 import cli
 from eagle3.errors import InputError
 from eagle3.prompts import Prompt
 from eagle3.prompts.privacy import Privacy, Span
+from eagle3.settings.parts import Part
+from eagle3.settings.types import validated
 
 EMAIL, CARD, PHONE = "anna.berg@web.de", "4539 5787 6362 1486", "+49 30 901820"
 
 
 def build_privacy(*overrides: str, policy: str = "patterns") -> Privacy:
-    return cli.build(composed(None, f"+privacy={policy}", *overrides, conf=CONF / "prompts").privacy)
+    return validated(
+        Part, OmegaConf.to_container(composed(None, f"+privacy={policy}", *overrides, conf=CONF / "prompts").privacy)
+    ).build()
 
 
 def with_actions(**actions: str) -> Privacy:

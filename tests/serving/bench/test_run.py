@@ -12,10 +12,10 @@ from serving_fixtures import bench_settings, launch_settings, sglang_site, wait_
 from small_servers import plan
 from stores import ASSETS
 
-from eagle3 import cli
 from eagle3.answers.chat import Chat
 from eagle3.engine.draft import Draft, write_adaptive
 from eagle3.errors import InputError
+from eagle3.provenance import result_facts
 from eagle3.serving.bench.loads import RESULTS, BenchPlan, MeasuredLoad, read_results
 from eagle3.serving.bench.run import bench, bench_commands, find_notes, gather_facts, prompt_sets
 from eagle3.serving.server.load import LoadResult
@@ -136,9 +136,7 @@ def test_the_report_holds_no_variable_of_the_environment(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["serve.py", "action=bench", "launch.env={HF_TOKEN: secret}"])
     settings = launch_settings(tmp_path, env={"HF_TOKEN": "secret"})
-    facts = gather_facts(
-        target_files, plan(), bench_commands(settings, target_files, {"plain": None}), cli.result_facts()
-    )
+    facts = gather_facts(target_files, plan(), bench_commands(settings, target_files, {"plain": None}), result_facts())
     assert "action=bench" in str(facts) and "secret" not in str(facts)
 
 

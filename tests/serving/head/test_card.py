@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import defaults
 import pytest
 from exported_head import FINGERPRINT, LAYERS, record_of
 from heads import make_head
@@ -19,7 +20,6 @@ from eagle3.head_files.files import HeadFiles, read_files
 from eagle3.head_files.format import save_head
 from eagle3.serving.head import card
 from eagle3.serving.head.card import TrainingData, license_of, model_card, training_data, write_card
-from eagle3.settings.engine import LaunchSettings
 from eagle3.storage.records import write_sealed_json
 
 DRAFT = Draft(head="/disk/of/anna/heads/first", steps=5, topk=4, draft_tokens=16)
@@ -86,7 +86,7 @@ def test_the_text_says_what_was_measured_and_set_and_no_place_of_this_machine(fi
 
 def test_the_command_has_the_flags_that_launch_gives(files: HeadFiles) -> None:
     text = model_card(of_hub(files), SETTINGS, DRAFT, None)
-    words = launch_command(LaunchSettings(), target="T", revision=None, draft=DRAFT)
+    words = launch_command(defaults.launch(), target="T", revision=None, draft=DRAFT)
     flags = dict(pairwise(words))
     for flag in (word for word in words if word.startswith("--speculative")):
         value = "first" if flag.endswith("path") else flags[flag]

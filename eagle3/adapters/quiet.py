@@ -1,0 +1,18 @@
+"""Silences what transformers and Lightning print."""
+
+import logging
+import warnings
+
+import transformers
+
+from eagle3.adapters.transformers import require_transformers
+
+
+def quiet_libraries() -> None:
+    """Silence libraries: their progress bars for loading weights and their hints would drown ours."""
+    require_transformers()
+    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")  # between Lightning and PyTorch
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,0 +1,80 @@
+"""What a command knows of its own run by Hydra: the folder, the command line, and how it is run again."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from eagle3 import ROOT
+from eagle3.adapters.hydra import HydraConfig, in_sweep
+from eagle3.home import quoted
+from eagle3.secrets import public
+from eagle3.settings.help import help_page
+
+CONF = str(ROOT / "conf")
+OmegaConf.register_new_resolver("help_page", lambda *, _root_: help_page(_root_), replace=True)
+OmegaConf.register_new_resolver("job_or", lambda time: job_name() or time, replace=True)
+OmegaConf.register_new_resolver("variable", lambda name, other: os.environ.get(name) or other, replace=True)
+
+
+def job_name() -> str | None:
+    """Return what names this run on every machine where a launcher starts its ranks, each at a moment of its own."""
+    if int(os.environ.get("SLURM_NTASKS", 1)) > 1:
+        return f"slurm-{os.environ['SLURM_JOB_ID']}"
+    run = os.environ.get("TORCHELASTIC_RUN_ID")
+    return f"torchrun-{run}" if run else None
+
+
+def output_dir() -> Path:
+    """The folder of this run, also of one job of a sweep."""
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def own_config_dirs() -> list[str]:
+    if not HydraConfig.initialized():  # in a notebook
+        return []
+    return [source.path for source in HydraConfig.get().runtime.config_sources if source.provider == "command-line"]
+
+
+def given_keys() -> list[str]:
+    """Return the keys that the command line sets; of an option its group. None in a notebook."""
+    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
+    return [each.lstrip("+~").partition("=")[0].partition("@")[0].replace("/", ".") for each in overrides]
+
+
+def in_own_process() -> int:
+    """Run this job of a sweep as a command of its own; its exit status.
+
+    For several GPUs: Lightning starts their ranks with the arguments of this process, which are those of all jobs.
+    Under SLURM it would leave that to srun, which a launcher has called for one task.
+    """
+    own = [word for folder in own_config_dirs() for word in ("--config-dir", folder)]
+    name = ["--config-name", str(HydraConfig.get().job.config_name)]
+    sweep = Path(HydraConfig.get().sweep.dir).absolute()
+    folders = [f"hydra.run.dir={quoted(str(output_dir()))}", f"hydra.sweep.dir={quoted(str(sweep))}"]
+    overrides = [*HydraConfig.get().overrides.task, *folders]
+    command = [sys.executable, sys.argv[0], *own, *name, *overrides]
+    with subprocess.Popen(command, env={k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}) as job:
+        try:
+            return job.wait()
+        except KeyboardInterrupt:
+            job.terminate()
+            job.wait()
+            raise
+
+
+def how_to_resume(checkpoint: Path) -> str:
+    """Say how to resume from the latest checkpoint: the whole command, unless a launcher starts the ranks."""
+    if not HydraConfig.initialized():  # a program of the user's own
+        return f"resume with ckpt_path={checkpoint}"
+    folder = f"hydra.run.dir={quoted(str(output_dir()))}"
+    if in_sweep():
+        folder = f"hydra.sweep.dir={quoted(HydraConfig.get().sweep.dir)}"
+    set_anew = (folder.partition("=")[0], "ckpt_path")
+    given = [word for word in sys.argv if word.lstrip("+").partition("=")[0] not in set_anew]
+    if job_name():
+        return f"resume with the same command and {folder} ckpt_path=auto"
+    return f"resume with: {shlex.join(['python', *map(public, given), folder, 'ckpt_path=auto'])}"

@@ -1,0 +1,140 @@
+"""Errors that a user can correct, as one line."""
+
+import errno
+import json
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
+
+from eagle3.adapters.hydra import (
+    UNKNOWN_KEY,
+    UNKNOWN_OPTION,
+    UNKNOWN_PLUGIN,
+    HydraException,
+    InstantiationException,
+    OverrideParseException,
+    message_of,
+    unknown_class,
+)
+from eagle3.errors import InputError, install_command
+from eagle3.hydra_run import CONF
+from eagle3.settings import check
+from eagle3.settings.check import free_groups
+from eagle3.settings.nearest import did_you_mean
+from eagle3.settings.serving import ACTIONS
+
+# Options of Hydra's plugins, and our extras that bring them.
+PLUGINS = {
+    "optuna": "optuna",
+    "joblib": "joblib",
+    "submitit_slurm": "submitit",
+    "submitit_local": "submitit",
+    "ray": "ray-sweep",
+}
+# Groups for which people give a path instead of an option, and what the path is.
+PATHS = {
+    "target": "the folder or Hugging Face id of a model",
+    "prompts": "a file or folder of conversations",
+    "data": "a feature store",
+}
+NOBODY = re.compile(r"Could not determine home directory|getpwuid\(\): uid not found")  # pathlib's words, and pwd's
+WRONG_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+
+
+def message_for_user(error: Exception) -> str | None:
+    """Return the one line that the user sees; None for an error of ours, which is to show its traceback."""
+    if isinstance(error, InputError):
+        return str(error)
+    if getattr(error, "errno", None) == errno.EDQUOT or "No space left on device" in str(error):  # not only OSErrors
+        place = getattr(error, "filename", None) or "the output folder"
+        return f"no space left on the disk of {place}; make room and run the same command again"
+    if isinstance(error, OSError) and error.filename is not None:
+        advice = "its file system refused or failed; run again, or use a folder on another one"
+        if error.errno in WRONG_PATH:
+            advice = "give a path that exists and that you may read and write"
+        return f"{error.filename}: {error.strerror}; {advice}"
+    if isinstance(error, (MissingMandatoryValue, InterpolationToMissingValueError)):
+        key = str(error).partition("Missing mandatory value: ")[2].split()[0]
+        return f"{key} is not set; give {key}=VALUE (--help shows every key)"
+    if isinstance(error, OmegaConfBaseException):
+        return f"{error.full_key or 'the config'}: {str(error).splitlines()[0]}; --cfg job shows every key"
+    if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):  # torch's, GPU and CPU
+        return (
+            f"out of memory ({str(error).splitlines()[0]}); take smaller packs or batches (data.pack_tokens, "
+            f"answers.batch_tokens, features.batch_tokens), a smaller kernels.loss_chunk or smaller model.* sizes"
+        )
+    if NOBODY.search(str(error)):  # e.g. W&B's, in a container that runs as a user of its own
+        return (
+            f"a library needs this user's home folder or name, and there is none ({error}); set HOME to a folder that "
+            f"may be written to, and USER"
+        )
+    if unknown := unknown_class(error):
+        return f"{unknown}: no class or function of that name; give one as module.Class"
+    if type(error).__module__.partition(".")[0] == "wandb":
+        return f"W&B: {error}; run `wandb login`, or take logger.wandb.offline=true, which needs no account"
+    return str(error) if isinstance(error, FileNotFoundError) else None
+
+
+def added_key(error: Exception, overrides: Sequence[str]) -> str | None:
+    """The line for a key that the user added with `+` and that nothing takes."""
+    if isinstance(error, (TypeError, InstantiationException)):
+        for key in (item[1:].partition("=")[0] for item in overrides if item.startswith("+")):
+            if f"unexpected keyword argument '{key.rpartition('.')[2]}'" in str(error):
+                return unknown_key(key)
+    return None
+
+
+def wrong_override(error: Exception) -> str:
+    """Return Hydra's message about an override, without its advice to add unknown keys and its search path."""
+    message = message_of(error)
+    if isinstance(error, OverrideParseException):
+        key, given, value = error.override.partition("=")
+        if not given:
+            meant = f"action={key} to serve.py" if key in ACTIONS else f"{key}=VALUE"
+            return f"{key} is not KEY=VALUE; give {meant} (--help shows every key)"
+        meant = shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}")
+        return f"{error.override} cannot be read; quote a value with special characters: {meant}, and close brackets"
+    if unknown := UNKNOWN_KEY.match(message):
+        inside = getattr(error.__cause__, "full_key", None) or ""  # of a value in braces: the key in it
+        return unknown_key(inside if inside.startswith(f"{unknown['key']}.") else unknown["key"])
+    if (plugin := UNKNOWN_PLUGIN.search(message)) and plugin["option"] in PLUGINS:
+        group, name = plugin["group"], plugin["option"]
+        return f"{group} needs the package of Hydra's {name}; install it: {install_command(PLUGINS[name])}"
+    if option := UNKNOWN_OPTION.search(message):
+        group, name, options = option["group"], option["option"], option["options"].split()
+        top, _, rest = group.partition("/")
+        inner = rest.partition("/")[0]
+        if top in PATHS and not (inner and (Path(CONF) / top / inner).is_dir()):
+            if rest:  # Hydra's reading of target=meta-llama/Llama-3.1-8B
+                return f"{top}={rest}/{name} is no option; {PATHS[top]} is {top}.path={rest}/{name}"
+            return f"{no_option(group, name, options)}; {PATHS[top]} is {top}.path={name}"
+        return no_option(group, name, options)
+    return message.strip()
+
+
+def no_option(group: str, name: str, options: Sequence[str]) -> str:
+    return f"{group}={name} is no option; take one of {', '.join(options)}{did_you_mean(name, options)}"
+
+
+def unnamed_option() -> str:
+    """Say which group is given a number, true, false or null: Hydra only names the type."""
+    for word in sys.argv[1:]:
+        group, _, value = word.lstrip("+~").partition("=")
+        options = sorted(path.stem for path in (Path(CONF) / group).glob("*.yaml"))
+        if group and options and re.fullmatch(r"null|true|false|[-+.\d].*", value, re.IGNORECASE):
+            return no_option(group, value, options)
+    return "a group of options is given a number, true, false or null; give it the name of an option"
+
+
+def unknown_key(key: str) -> str:
+    script, group = Path(sys.argv[0]).stem, key.rpartition(".")[0]
+    try:
+        if group in free_groups(script):
+            return f"{group} takes your own keys after a plus: +{key}=…, or +{group}={{{key.rpartition('.')[2]}: …}}"
+        return check.unknown_key(key, script)
+    except (HydraException, OmegaConfBaseException):  # a script of one's own
+        return f"{key} is not a key of this config; --cfg job shows every key"

@@ -1,0 +1,167 @@
+"""Parts: groups of a config whose `_target_` names the class or function that is built of the other keys."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
+from pydoc import ErrorDuringImport, locate
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import hydra.utils
+from pydantic import ConfigDict, GetCoreSchemaHandler, with_config
+from pydantic_core import CoreSchema, core_schema
+from typing_extensions import TypedDict, is_typeddict
+
+from eagle3.adapters.hydra import InstantiationException
+from eagle3.errors import InputError, first_line
+from eagle3.settings.types import OPEN, STRICT, UNKNOWN, Settings, fault, validated
+
+Schema = TypeVar("Schema")
+Kind = TypeVar("Kind", bound=Settings)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A checked part. `keys` are plain values; parts inside are mappings with a `_target_` of their own."""
+
+    target: str
+    keys: dict[str, Any]
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(_checked, handler(dict[Any, Any]))
+
+    def build(self, *, leave_out: Sequence[str] = (), **given: Any) -> Any:
+        """Instantiate the part with its keys, except those to `leave_out`, and with what only the program knows.
+
+        The call itself is ours, not Hydra's: `given` stay the objects they are, and errors keep their type."""
+        values = {key: value for key, value in self.plain().items() if key not in leave_out}
+        try:
+            made = hydra.utils.instantiate(values, _convert_="all", _partial_=True)
+        except InstantiationException as error:  # of a part inside
+            if isinstance(error.__cause__, InputError):
+                raise error.__cause__ from None
+            raise
+        try:
+            inspect.signature(made).bind(**given)
+        except TypeError as error:
+            raise InputError(f"_target_={self.target} cannot be built ({error}); correct its keys") from None
+        return made(**given)
+
+    def read(self, kind: type[Kind]) -> Kind:
+        """Make settings of this kind from the keys that have its fields' names."""
+        names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+        return validated(kind, {key: value for key, value in self.keys.items() if key in names})
+
+    def with_keys(self, **changes: Any) -> "Part":
+        return replace(self, keys=self.keys | changes)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the part as YAML has it."""
+        return {"_target_": self.target, **self.keys}
+
+
+def plain(value: Any) -> Any:
+    """Return settings as dicts and lists, as YAML has them."""
+    if isinstance(value, Part):
+        return value.plain()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(inside) for key, inside in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+# --- schemas ---------------------------------------------------------------------------------------------------------
+
+PARTS: dict[str, Any] = {}  # by `_target_`, or the module of it: the schema of the other keys
+
+
+def part_of(*targets: str, config: ConfigDict = STRICT) -> Callable[[type[Schema]], type[Schema]]:
+    """Register a schema for these `_target_`s, or for all in these modules."""
+
+    def register(schema: type[Schema]) -> type[Schema]:
+        keys = with_config(config)(schema) if is_typeddict(schema) else schema
+        PARTS.update(dict.fromkeys(targets, keys))
+        return schema
+
+    return register
+
+
+@part_of(
+    "eagle3.features.loss_mask",
+    "eagle3.head.divergence",
+    "eagle3.training.callbacks.Throughput",
+    "eagle3.workers.in_process.InProcess",
+)
+class NoKeys(TypedDict):
+    pass
+
+
+_importing = ContextVar("_importing", default=True)
+
+
+def validate_without_imports(schema: Any, value: Any) -> None:
+    """Raise ValidationError as `validated` does, but not for keys that only a library's class knows: importing PyTorch
+    or Lightning takes seconds."""
+    token = _importing.set(False)
+    try:
+        validated(schema, value)
+    finally:
+        _importing.reset(token)
+
+
+def _checked(value: dict[Any, Any]) -> Part:
+    """Check the keys of a part by its schema; of one of others, that it is there and takes these keys."""
+    target, keys = value.get("_target_"), {key: given for key, given in value.items() if key != "_target_"}
+    if not isinstance(target, str):
+        raise fault("_target_", value=target, rule="must name the class that the group is built of")
+    schema = PARTS.get(target) or PARTS.get(target.rpartition(".")[0])
+    if schema:
+        validated(schema, keys)
+    if _importing.get() and (schema is None or getattr(schema, "__pydantic_config__", STRICT) == OPEN):
+        found = _require_taken(target, keys)
+        if schema is None and (schema := _schema_of_base(found)):
+            validated(_of_given_keys(schema), keys)
+    return Part(target, keys)
+
+
+def _schema_of_base(found: Any) -> Any:
+    """Return the schema of the part that a user's own class is derived from, or that has another name here."""
+    for base in (found, *getattr(found, "__mro__", ())):
+        for target, schema in PARTS.items():
+            if target.rpartition(".")[2] == getattr(base, "__name__", None) and locate(target) is base:
+                return schema
+    return None
+
+
+@cache
+def _of_given_keys(schema: Any) -> Any:
+    """Return the schema for keys that are given; others pass, and none must be there: a derived class has defaults."""
+    types = get_type_hints(schema, include_extras=True)
+    if is_dataclass(schema):
+        types = {each.name: types[each.name] for each in fields(schema)}
+    return with_config(OPEN)(TypedDict(schema.__name__, types, total=False))  # type: ignore[operator]
+
+
+def _require_taken(target: str, keys: dict[Any, Any]) -> Any:
+    """Import what `_target_` names, and return it if it takes these keys."""
+    try:
+        found = locate(target)
+        if found is None:
+            raise TypeError("modules are found in the clone, in PYTHONPATH and next to the folder of --config-dir")
+        parameters = inspect.signature(found).parameters  # type: ignore[arg-type]
+    except (ErrorDuringImport, TypeError, ValueError) as error:
+        if isinstance(getattr(error, "value", None), KeyboardInterrupt):  # pydoc wraps any exception
+            raise KeyboardInterrupt from None
+        rule = f"names no class or function that can be imported ({first_line(error)})"
+        raise fault("_target_", value=target, rule=rule) from None
+    others = {key: value for key, value in keys.items() if key not in parameters}
+    rest = [parameter.annotation for parameter in parameters.values() if parameter.kind is parameter.VAR_KEYWORD]
+    for schema in get_args(rest[0]) if rest else ():  # **settings: Unpack[schema], inherited from a class of ours
+        validated(schema, others)
+    if others and not rest:
+        key, value = next(iter(others.items()))
+        raise fault(str(key), value=value, rule=UNKNOWN)
+    return found
