@@ -137,8 +137,6 @@ class PackSettings(Settings):
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
     weights: Annotated[list[Annotated[float, Field(gt=0, le=1000)]], Field(min_length=1)] | None = None
     limit_samples: Count | None = None
-    order: Literal["shuffled", "streaming"] = "shuffled"
-    shuffle_buffer: Count = 256
     prefetch: Count = 2
     readers: Places = 2
     verify: bool = True
