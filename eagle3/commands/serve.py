@@ -14,7 +14,7 @@ from eagle3 import cli
 from eagle3.answers.build import chat_of
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
-from eagle3.head_files.files import MAKE_HEAD, read_files, read_without_weights
+from eagle3.head_files.files import MAKE_HEAD, read_files
 from eagle3.head_files.finding import Finding, findings_table, has_errors, require_no_errors
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.checks import check_export, check_head
@@ -101,8 +101,9 @@ def check(config: DictConfig) -> None:
 
 def decode(config: DictConfig) -> None:
     measurer = make_measurer(config, cli.plain(config.target))
-    warn_of_precision(read_without_weights(config.head), measurer.target.identity)
-    print(json.dumps(asdict(measurer.measured(Path(config.head), measurer.prompts(None), lossless=True))))
+    files = read_files(config.head)
+    warn_of_precision(files, measurer.target.identity)
+    print(json.dumps(asdict(measurer.measured(files, measurer.prompts(None), lossless=True))))
 
 
 def show_rounds(config: DictConfig) -> None:

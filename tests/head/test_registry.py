@@ -48,7 +48,7 @@ def test_a_second_kind_trains_and_is_exported(tmp_path: Path) -> None:
     trained = read_trained(tmp_path / "run/checkpoints/last.ckpt")
     export_head(trained, tmp_path / "head", versions={})
     assert read_files(tmp_path / "head").config["architectures"] == ["TwoLayerHeadForTests"]
-    loaded = load_head(tmp_path / "head").head
+    loaded = load_head(tmp_path / "head", num_layers=8).head
     assert type(loaded) is TwoLayerHead and loaded.config == trained.head.config
     for name, weight in trained.head.named_parameters():
         assert torch.equal(loaded.get_parameter(name), weight.bfloat16()), name
@@ -81,7 +81,7 @@ def test_an_exported_head_whose_kind_is_not_registered_is_not_read_as_eagle3(
 ) -> None:
     monkeypatch.delitem(registry._KINDS, "two_layer")
     with pytest.raises(InputError, match=r"a head of kind two_layer is none of eagle3"):
-        load_head(exported)
+        load_head(exported, num_layers=8)
 
 
 def test_trees_of_a_second_kind_are_left_to_the_server(exported: Path) -> None:

@@ -88,7 +88,19 @@ def test_a_sound_head_of_the_speculators_has_only_its_layout_to_change(
     findings = findings_of(exported, facts)
     assert levels(findings) == {"layer_ids": "warning"}
     [unread] = [finding.message for finding in findings if finding.check == "layer_ids"]
-    assert f"set eagle_config.{IDS} to [1, 3, 4] if they are hidden_states indices, as vLLM reads them" in unread
+    assert "[1, 3, 4]" in unread and "[2, 4, 5]" in unread
+
+
+@pytest.mark.parametrize(("twice", "expected"), [(True, {}), (False, {"layer_ids": "warning"})])
+def test_ids_that_another_trainer_wrote_once_are_named_in_both_readings(
+    twice: bool, expected: dict[str, str], exported: Editable, facts: TargetFacts
+) -> None:
+    exported.training = None
+    name_layers(exported.config, [1, 3, 4], twice=twice)
+    found = {item.check: item for item in findings_of(exported, facts)}
+    assert levels([*found.values()]) == {"target": "skipped"} | expected
+    readings = [f"{LAYER_KEY} to {outputs}" for outputs in ([0, 2, 3], [1, 3, 4])]
+    assert [reading in found["layer_ids"].message for reading in readings] == [not twice] * 2
 
 
 @pytest.mark.parametrize(
@@ -250,8 +262,7 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
     (layer_ids(None), "layer_ids", "warning", "names no layers: SGLang takes its default", f"{TOP} to [2, 4, 5]"),
     (
         at_top_level([2, 4, 5]), "layer_ids", "warning", "at the top level, which SGLang does not read",
-        f"set {LAYER_KEY} to [1, 3, 4] if they are hidden_states indices, as vLLM reads them; else they are outputs of "
-        f"layers: set {LAYER_KEY} to [2, 4, 5] and {TOP} to [3, 5, 6]",
+        f"or {LAYER_KEY} to [2, 4, 5] and {TOP} to [3, 5, 6] if",
     ),
     (at_top_level([1, 4, 6]), "layer_ids", "error", "takes its default, the outputs of [1, 3, 4]", "to [0, 3, 5]"),
     (

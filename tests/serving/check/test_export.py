@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import FINGERPRINT, Editable, errors, random_head, with_record
+from exported_head import FINGERPRINT, Editable, as_speculators, errors, name_layers, random_head, with_record
 from heads import LLAMA3
 from safetensors.torch import save_file
 from stores import open_store
@@ -18,6 +18,7 @@ from eagle3.head_files.format import load_head
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.checks import check_export, check_head, check_reload, excused, in_dtype, probe_logits
 from eagle3.serving.head.export import TrainedHead, export_head
+from eagle3.target.model import Target
 
 OPTIONS = {
     "plain": {},
@@ -32,9 +33,9 @@ TENSORS = ["fc.weight", "norm.weight", "midlayer.hidden_norm.weight", "midlayer.
 def test_the_exported_head_gives_the_logits_of_the_trained_one(name: str, facts: TargetFacts, tmp_path: Path) -> None:
     trained = random_head(facts, FINGERPRINT, **OPTIONS[name])
     export_head(trained, tmp_path / "head", versions={})
-    loaded = load_head(tmp_path / "head").head
+    loaded = load_head(tmp_path / "head", num_layers=8).head
     assert torch.equal(probe_logits(loaded), probe_logits(in_dtype(trained.head, torch.bfloat16)))
-    assert check_reload(trained, tmp_path / "head").level == "ok"
+    assert check_reload(trained, read_files(tmp_path / "head")).level == "ok"
 
 
 def test_where_the_weights_begin_in_the_file_makes_no_difference(
@@ -46,7 +47,7 @@ def test_where_the_weights_begin_in_the_file_makes_no_difference(
     (tmp_path / "head/training.json").unlink()  # it has the file's sha256
     for padding in range(0, 64, 8):
         save_file(tensors, tmp_path / "head/model.safetensors", {"format": "pt" + padding * " "})
-        assert check_reload(trained, tmp_path / "head").level == "ok"
+        assert check_reload(trained, read_files(tmp_path / "head")).level == "ok"
 
 
 @pytest.mark.parametrize("tensor", TENSORS)
@@ -54,7 +55,7 @@ def test_a_changed_tensor_is_found(tensor: str, trained_on_tiny: TrainedHead, ex
     written = Editable(exported)
     written.tensors[tensor].view(-1)[0] += 1
     written.save()
-    finding = check_reload(trained_on_tiny, exported)
+    finding = check_reload(trained_on_tiny, read_files(exported))
     assert finding.level == "error" and "gives other logits than /nowhere/best.ckpt: export again" in finding.message
 
 
@@ -124,3 +125,21 @@ def test_an_export_is_excused_where_training_simulated_too_short_an_accept_lengt
     trained, finding = with_record(trained_on_tiny, simulated_accept_length=simulated), Finding("x", "error", "short")
     assert excused(finding, trained, 1.05).level == level
     assert excused(replace(finding, level="ok"), trained, 1.05).level == "ok"
+
+
+def test_a_head_of_the_speculators_is_decoded_before_its_layout_is_changed(
+    exported: Path, make_measurer: Callable[..., Measurer], target: Target
+) -> None:
+    head = Editable(exported)
+    as_speculators(head, target.embedding)
+    head.save()
+    found = {item.check: item.level for item in check_head(read_files(exported), make_measurer())}
+    assert found["layout"] == "error" and found["accept_length"] != "skipped"
+
+
+def test_a_head_that_cannot_be_decoded_is_not(exported: Path, make_measurer: Callable[..., Measurer]) -> None:
+    head = Editable(exported)
+    name_layers(head.config, [1, 3, 99])
+    head.save()
+    found = check_head(read_files(exported), make_measurer())
+    assert found[-1] == Finding("accept_length", "skipped", "correct the errors above first")
