@@ -96,7 +96,7 @@ def decode(target: Target, trained: TrainedHead, prompts: PromptSet, **settings:
     config = _serving(*given)
     decoding = cli.settings(Decoding, config)
     head = in_dtype(trained.head, target.embedding.dtype)
-    return traced(Speculator(target, head, trained.record.capture_layers), prompts, decoding)
+    return traced(Speculator(target, head, trained.record.origin.capture_layers), prompts, decoding)
 
 
 def draw_curves(*runs: str | Path) -> Any:

@@ -63,9 +63,9 @@ def export_head(config: DictConfig) -> None:
     longest_prompt(context, max_new_tokens=how.max_new_tokens, steps=how.steps)
     with replacing(head) as new:  # what is there stays until this head is checked
         measurer = exports_measurer(config, trained)
-        export.write_head(trained, new, versions=cli.provenance())
-        findings = check_export(trained, new, measurer)
-        write_card(read_files(new), trained.settings, draft_of(config))
+        files = export.write_head(trained, new, versions=cli.provenance())
+        findings, files = check_export(trained, files, measurer)
+        write_card(files, trained.settings, draft_of(config))
         if has_errors(findings):
             log.warning("head=%s is not written, and what was there is left alone", head)
         conclude(findings, config)

@@ -27,9 +27,9 @@ from eagle3.head.build import StartHead
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.registry import kind_named
 from eagle3.head_files.init_from import read_start
+from eagle3.head_files.record import Origin
 from eagle3.storage.lock import hold
 from eagle3.storage.records import read_sealed_json, write_sealed_json
-from eagle3.training.checkpoint import Origin
 from eagle3.training.loggers import EXTRAS, close, log_lineage, log_settings
 from eagle3.training.module import HeadTraining
 from eagle3.training.resume import (

@@ -95,7 +95,7 @@ class HeadFiles:
         Ids at the top level alone are taken for `hidden_states` indices, as vLLM does; without any ids the layers are
         SGLang's default."""
         if self.record:
-            return self.record.capture_layers
+            return self.record.origin.capture_layers
         if self.layer_ids is None:
             return self.top_level_ids or self.served_layers(num_layers)
         return [layer + 1 for layer in self.layer_ids]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import FINGERPRINT, record_of, tiny_target
+from exported_head import FINGERPRINT, export_head, record_of, tiny_target
 from fitted_head import CHAIN, LAYERS, PROMPT, TREE, small_target
 from stores import random_samples, write_store
 from timed_machine import settings
@@ -15,7 +15,7 @@ from eagle3.errors import InputError
 from eagle3.head import registry
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import load_head
-from eagle3.serving.head.export import TrainedHead, export_head, read_trained
+from eagle3.serving.head.export import TrainedHead, read_trained
 from eagle3.serving.tune.candidates import decoder_gains
 from eagle3.settings.serving import AnswerSettings
 from tests.training.test_training import Run
@@ -72,7 +72,7 @@ def test_a_second_kind_decodes_without_loss(shape: dict[str, int]) -> None:
 def exported(tmp_path: Path) -> Path:
     target = tiny_target().facts
     head = TwoLayerHead(TwoLayerConfig.for_target(target, num_captured_layers=3, draft_vocab_size=40), torch.arange(40))
-    export_head(TrainedHead(head, record_of(head, FINGERPRINT), target), tmp_path / "head", versions={})
+    export_head(TrainedHead(head, record_of(head, FINGERPRINT, target)), tmp_path / "head", versions={})
     return tmp_path / "head"
 
 

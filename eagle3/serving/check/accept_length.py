@@ -43,7 +43,7 @@ class Measurer(CheckSettings):
             return file_prompts(self.chat, self.source, limit=self.limit, max_length=room)
         if record is not None:
             try:
-                return validation_prompts(record.store, limit=self.limit, max_length=room)
+                return validation_prompts(record.origin, limit=self.limit, max_length=room)
             except InputError:
                 pass  # the head was copied without its store
         return question_prompts(self.chat, self.questions, max_length=room)

@@ -5,7 +5,6 @@ A fresh export is also compared with the trained head. Shapes: D draft vocabular
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -25,7 +24,7 @@ from eagle3.head_files.check_config import (
     check_servers,
 )
 from eagle3.head_files.check_tensors import check_d2t, check_draft_vocab_size, check_embedding, check_t2d, check_tensors
-from eagle3.head_files.files import HeadFiles, read_files
+from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.finding import Check, Finding, Problem, TargetFacts, facts_of_target, has_errors
 from eagle3.head_files.format import draft_head
 from eagle3.head_files.record import write_record
@@ -103,29 +102,31 @@ def can_decode(files: HeadFiles, measurer: Measurer, findings: list[Finding]) ->
 # --- a fresh export --------------------------------------------------------------------------------------------------
 
 
-def check_export(trained: TrainedHead, directory: Path, measurer: Measurer | str) -> list[Finding]:
+def check_export(trained: TrainedHead, files: HeadFiles, measurer: Measurer | str) -> tuple[list[Finding], HeadFiles]:
     """Run all checks of a fresh export; `measurer` is the reason where there is no target to measure with.
 
-    The accept length goes into training.json, for later checks to compare with."""
-    files, record = read_files(directory), trained.record
+    The accept length goes into training.json and the returned record, for later checks to compare with."""
+    record = files.record
+    assert record is not None  # an export writes one
     if isinstance(measurer, str):
         facts = TargetFacts(config=trained.target_config, dtype=trained.dtype, identity=None, embedding=None)
     else:
-        facts = facts_of_target(measurer.target, record.target.template_hash)
+        facts = facts_of_target(measurer.target, record.origin.target.template_hash)
     findings = [check_reload(trained, files), *run_checks(files, facts)]
     if isinstance(measurer, str):
-        return [*findings, Finding(CHECK, "skipped", measurer)]
+        return [*findings, Finding(CHECK, "skipped", measurer)], files
     if has_errors(findings):
-        return [*findings, Finding(CHECK, "skipped", "correct the errors above first")]
+        return [*findings, Finding(CHECK, "skipped", "correct the errors above first")], files
     require_topk(measurer.decoding.topk, trained.head.config.draft_vocab_size)
     prompts = measurer.prompts(record)
     try:
         result = measurer.measured(files, prompts)
     except InputError as reason:  # of the kind of target, or its answers are one token long: no fault of the export
-        return [*findings, Finding(CHECK, "skipped", str(reason))]
-    assert files.record is not None
-    write_record(directory, replace(files.record, accept_length=result))
-    return [*findings, excused(measurer.finding(result, record), trained, measurer.min_accept_length)]
+        return [*findings, Finding(CHECK, "skipped", str(reason))], files
+    measured = replace(record, accept_length=result)
+    write_record(files.path, measured)
+    findings.append(excused(measurer.finding(result, record), trained, measurer.min_accept_length))
+    return findings, replace(files, record=measured)
 
 
 def excused(finding: Finding, trained: TrainedHead, min_accept_length: float) -> Finding:

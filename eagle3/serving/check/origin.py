@@ -19,7 +19,7 @@ def check_layer_ids(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
         if not files.top_level_ids:
             yield "warning", f"config.json names no layers: vLLM takes its default, the inputs of {layers}"
         return
-    served, trained = [layer - 1 for layer in layers], files.record.capture_layers if files.record else layers
+    served, trained = [layer - 1 for layer in layers], files.record.origin.capture_layers if files.record else layers
     if layers != trained:
         hint = " (those are the inputs of layers, SGLang counts outputs)" if served == trained else ""
         named = f"layer ids {ids}" if ids else f"{IDS_KEY} is missing, and the layer ids of SGLang's default {served}"
@@ -74,12 +74,12 @@ def check_target(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     elif files.record is None:
         yield from _by_name(files, facts.identity.name)
     else:
-        yield from _by_identity(files.record.target, facts.identity)
+        yield from _by_identity(files.record.origin.target, facts.identity)
 
 
 def warn_of_precision(files: HeadFiles, served: TargetIdentity) -> None:
     """Say what differs where the target may be that of the training in another precision, and is measured anyway."""
-    if files.record and (difference := other_precision(files.record.target, served)):
+    if files.record and (difference := other_precision(files.record.origin.target, served)):
         log.warning("head=%s: %s", files.path, difference)
 
 

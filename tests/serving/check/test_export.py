@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import FINGERPRINT, Editable, as_speculators, errors, name_layers, random_head, with_record
+from exported_head import (
+    FINGERPRINT,
+    Editable,
+    as_speculators,
+    errors,
+    export_head,
+    name_layers,
+    random_head,
+    with_origin,
+    with_record,
+)
 from heads import LLAMA3
 from safetensors.torch import save_file
 from stores import open_store
@@ -17,7 +27,7 @@ from eagle3.head_files.finding import Finding, TargetFacts
 from eagle3.head_files.format import load_head
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.checks import check_export, check_head, check_reload, excused, in_dtype, probe_logits
-from eagle3.serving.head.export import TrainedHead, export_head
+from eagle3.serving.head.export import TrainedHead
 from eagle3.target.model import Target
 
 OPTIONS = {
@@ -41,7 +51,7 @@ def test_the_exported_head_gives_the_logits_of_the_trained_one(name: str, facts:
 def test_where_the_weights_begin_in_the_file_makes_no_difference(
     facts: TargetFacts, trained_on_tiny: TrainedHead, tmp_path: Path
 ) -> None:
-    trained = replace(trained_on_tiny, target_config=replace(facts.config, dtype="float32"))
+    trained = with_origin(trained_on_tiny, target_config=replace(facts.config, dtype="float32"))
     export_head(trained, tmp_path / "head", versions={})
     tensors = {name: tensor.clone() for name, tensor in read_files(tmp_path / "head").tensors.items()}
     (tmp_path / "head/training.json").unlink()  # it has the file's sha256
@@ -63,7 +73,7 @@ def test_a_head_that_accepts_nothing_is_an_error_when_served_and_a_warning_when_
     trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], exported: Path
 ) -> None:
     measurer = make_measurer(min_accept_length=3.5)  # more than two steps can give
-    at_export = check_export(trained_on_tiny, exported, measurer)
+    at_export, _ = check_export(trained_on_tiny, read_files(exported), measurer)
     assert [(item.check, item.level) for item in at_export if item.level != "ok"] == [("accept_length", "warning")]
     later = check_head(read_files(exported), measurer)
     assert "min_accept_length is 3.5; if the other checks pass, the head is of another target" in str(errors(later))
@@ -73,7 +83,7 @@ def test_what_was_measured_at_export_is_recorded_and_compared_with_later(
     trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], exported: Path
 ) -> None:
     measurer = make_measurer()
-    assert errors(check_export(trained_on_tiny, exported, measurer)) == {}
+    assert errors(check_export(trained_on_tiny, read_files(exported), measurer)[0]) == {}
     files = read_files(exported)
     assert files.record is not None and files.record.accept_length is not None
     recorded = files.record.accept_length
@@ -89,10 +99,10 @@ def test_what_was_measured_at_export_is_recorded_and_compared_with_later(
 def test_an_export_is_compared_with_what_its_training_simulated_on_the_same_prompts(
     trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], store_path: Path, tmp_path: Path
 ) -> None:
-    store = replace(trained_on_tiny.record.store, path=str(store_path), hash=open_store(store_path).fingerprint)
-    trained, head = with_record(trained_on_tiny, simulated_accept_length={2: 9.0}, store=store), tmp_path / "head"
+    trained = with_origin(trained_on_tiny, path=str(store_path), hash=open_store(store_path).fingerprint)
+    trained, head = with_record(trained, simulated_accept_length={2: 9.0}), tmp_path / "head"
     export_head(trained, head, versions={})
-    found = errors(check_export(trained, head, make_measurer()))
+    found = errors(check_export(trained, read_files(head), make_measurer())[0])
     assert f"(validation prompts of {store_path}); validation during training simulated 9.000" in found["accept_length"]
 
 
@@ -102,7 +112,7 @@ def test_what_an_export_cannot_measure_is_skipped_with_the_reason(
     exported: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    findings = check_export(trained_on_tiny, exported, "target.path=/gone does not exist")
+    findings, _ = check_export(trained_on_tiny, read_files(exported), "target.path=/gone does not exist")
     assert [item for item in findings if item.level == "skipped"] == [
         Finding("target", "skipped", "the target was not at hand"),
         Finding("accept_length", "skipped", "target.path=/gone does not exist"),
@@ -112,7 +122,7 @@ def test_what_an_export_cannot_measure_is_skipped_with_the_reason(
         raise InputError("of that kind of target")
 
     monkeypatch.setattr(Measurer, "measured", fail)
-    findings = check_export(trained_on_tiny, exported, make_measurer())
+    findings, _ = check_export(trained_on_tiny, read_files(exported), make_measurer())
     assert findings[-1] == Finding("accept_length", "skipped", "of that kind of target")
 
 
