@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-import torch
 from hydra import compose, initialize_config_dir
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from omegaconf import DictConfig
@@ -23,7 +22,7 @@ from eagle3 import cli
 from eagle3.adapters.hydra import HydraException
 from eagle3.answers.build import chat_of
 from eagle3.commands.precompute import precompute
-from eagle3.commands.train import build_loggers, build_trainer, build_training, fit
+from eagle3.commands.train import train_in
 from eagle3.decoding.speculate import Speculator
 from eagle3.errors import InputError
 from eagle3.features.concat import open_source
@@ -50,24 +49,15 @@ def make_store(out_dir: str | Path, *overrides: str) -> FeatureSource:
 
 
 def train_head(store: str | Path, run_dir: str | Path, *overrides: str, watch: Watch | None = None) -> TrainedHead:
-    """Train a head on the store in this process and return the best by validation, which is below `run_dir` next to
-    metrics.csv and curves.png.
+    """Train a head on the store in this process, as `python train.py` does, and return the best by validation.
 
     `overrides` are those of `python train.py`. `watch` is called with the step and the latest values of all metrics
     after each step that is logged and after each validation."""
     config = _composed("train", f"data.path={store}", f"run_dir={run_dir}", *overrides)
-    if config.ckpt_path is not None:
-        raise InputError(f"ckpt_path={config.ckpt_path}: train_head starts from scratch; python train.py resumes a run")
-    lightning.seed_everything(config.seed, verbose=False)
-    torch.set_float32_matmul_precision(config.matmul_precision)
-    data, module = build_training(config)
     if config.trainer.devices == "auto":
         config.trainer.devices = 1  # ranks are processes, which a notebook cannot start
-    trainer = build_trainer(config, build_loggers(config, 0))
-    if watch is not None:
-        trainer.callbacks.append(_watching(watch))  # type: ignore[attr-defined]
-    fit(trainer, module, data)
-    return read_trained(find_checkpoint(run=None, checkpoint=trainer.checkpoint_callback.best_model_path))  # type: ignore[union-attr]
+    train_in(Path(run_dir), config, *([_watching(watch)] if watch else []))
+    return read_trained(find_checkpoint(run=str(run_dir), checkpoint=None))
 
 
 def open_target(path: str | Path, *overrides: str) -> Target:

@@ -1,6 +1,7 @@
 """Runs train.py's valid config: builds data, head and trainer, trains, and reports the score."""
 
 import logging
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
@@ -52,14 +53,19 @@ def train(config: DictConfig) -> float:
         return score  # of a finished job: the sweep is continued
     if in_sweep() and (OmegaConf.is_config(config.trainer.strategy) or trains_on_several(config.trainer)):
         return job_of_ranks(config)
-    checkpoints = RunCheckpoints(cli.output_dir(), config.checkpoint_copies)
-    alone = hold(cli.output_dir()) if rank_zero_only.rank == 0 else nullcontext()  # type: ignore[attr-defined]
+    return train_in(cli.output_dir(), config)
+
+
+def train_in(folder: Path, config: DictConfig, *watching: Callback) -> float:
+    """Train, or resume, in the folder of a run, to which no other process may write meanwhile, and leave result.json
+    there. `watching` are callbacks besides those of the config."""
+    checkpoints = RunCheckpoints(folder, config.checkpoint_copies)
+    alone = hold(folder) if rank_zero_only.rank == 0 else nullcontext()  # type: ignore[attr-defined]
     with alone, closing(checkpoints):
-        return train_alone(config, checkpoints)
+        return train_alone(config, checkpoints, watching)
 
 
-def train_alone(config: DictConfig, checkpoints: RunCheckpoints) -> float:
-    """Train while no other process writes to this run's folder."""
+def train_alone(config: DictConfig, checkpoints: RunCheckpoints, watching: Sequence[Callback]) -> float:
     config.ckpt_path = checkpoints.resume_from(config.ckpt_path)
     lightning.seed_everything(config.seed, verbose=False)
     torch.set_float32_matmul_precision(config.matmul_precision)
@@ -71,9 +77,9 @@ def train_alone(config: DictConfig, checkpoints: RunCheckpoints) -> float:
     resume_step = resumed.global_step if resumed else None
     claimed = checkpoints.claim()
     loggers = build_loggers(config, resume_step or 0)
-    trainer = build_trainer(config, loggers)
+    trainer = build_trainer(config, loggers, watching)
     trainer.strategy.checkpoint_io.claimed = claimed  # type: ignore[attr-defined]
-    (cli.output_dir() / "result.json").unlink(missing_ok=True)  # of the part that is resumed
+    (checkpoints.run_dir / "result.json").unlink(missing_ok=True)  # of the part that is resumed
     if resumed and not isinstance(trainer.strategy, ModelParallelStrategy):  # which takes the file apart itself
         trainer.strategy.checkpoint_io.read_already = resumed.content  # type: ignore[attr-defined]
     del resumed  # its memory is Lightning's to free
@@ -90,7 +96,7 @@ def train_alone(config: DictConfig, checkpoints: RunCheckpoints) -> float:
     if trainer.global_step == resume_step:
         bounds = "trainer.max_epochs, max_steps, max_time or callbacks.early_stopping"
         log.warning("ckpt_path=%s has all steps of %s: none added", config.ckpt_path, bounds)
-    return report(trainer)
+    return report(trainer, checkpoints.run_dir)
 
 
 def job_of_ranks(config: DictConfig) -> float:
@@ -173,12 +179,12 @@ def build_loggers(config: DictConfig, resume_step: int) -> list[Logger]:
     return [cli.build(logger, **(of_csv if name == "csv" else {})) for name, logger in config.logger.items()]
 
 
-def build_trainer(config: DictConfig, loggers: list[Logger]) -> lightning.Trainer:
+def build_trainer(config: DictConfig, loggers: list[Logger], watching: Sequence[Callback] = ()) -> lightning.Trainer:
     settings = config.trainer
     precision = chosen_precision(settings.precision, settings.accelerator)
     if settings.strategy == "auto" and trains_on_several(settings):
         settings = OmegaConf.merge(settings, {"strategy": OmegaConf.load(Path(cli.CONF) / "trainer/ddp.yaml").strategy})
-    callbacks = [cli.build(callback) for callback in config.callbacks.values() if callback]
+    callbacks = [*(cli.build(callback) for callback in config.callbacks.values() if callback), *watching]
     # With callbacks.progress=null Lightning would add its own bar, for which the host waits for the GPU in every step.
     bar = settings.enable_progress_bar and any(isinstance(each, ProgressBar) for each in callbacks)
     try:
@@ -227,7 +233,7 @@ def fit(trainer: lightning.Trainer, module: HeadTraining, data: FeatureData, **r
         ) from None
 
 
-def report(trainer: lightning.Trainer) -> float:
+def report(trainer: lightning.Trainer, folder: Path) -> float:
     """Write result.json, which a sweep's table is made of, and return the score that a sweep goes by."""
     best = trainer.checkpoint_callback
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -251,6 +257,6 @@ def report(trainer: lightning.Trainer) -> float:
         "epochs": trainer.current_epoch,
     }
     if trainer.is_global_zero:
-        write_sealed_json(cli.output_dir() / "result.json", result)
+        write_sealed_json(folder / "result.json", result)
         log.info("best %s %.3f: %s", best.monitor, score, best.best_model_path)
     return score
