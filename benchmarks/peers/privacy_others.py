@@ -1,6 +1,6 @@
 """What is found in texts that nobody of this project wrote, and refused of harmless ones, with intervals.
 
-    python benchmarks/privacy_others.py --gitleaks DIR --kingfisher DIR --detect-secrets DIR --trufflehog DIR \\
+    python benchmarks/peers/privacy_others.py --gitleaks DIR --kingfisher DIR --detect-secrets DIR --trufflehog DIR \\
         --presidio FILE --faker ar_EG de_DE … --out benchmarks/results/privacy_others.json
 
 The texts are not in the repository. DIR: a checkout of github.com/gitleaks/gitleaks (MIT), mongodb/kingfisher
