@@ -47,7 +47,7 @@ OUTSIDE = build/outside
 LLAMA_CPP = $(OUTSIDE)/llama.cpp
 
 outside-servers: .venv/quickstart $(OUTSIDE)/vllm/ready $(LLAMA_CPP)/build/bin/llama-server  ## vLLM and llama.cpp serve a head on the CPU: ARGS="--target … --head … --prompts …"
-	.venv/bin/python benchmarks/outside_servers.py $(ARGS)
+	PYTHONPATH=benchmarks .venv/bin/python benchmarks/peers/outside_servers.py $(ARGS)
 
 $(OUTSIDE)/vllm/ready:
 	$(PYTHON) -m venv $(OUTSIDE)/vllm

@@ -63,7 +63,7 @@ def decode_held_out(head: Path, limit: int) -> dict[int, Measurement]:
     target = open_target(str(TARGET), *IN_FLOAT32)
     ids = read_prompts(target, HELD_OUT, limit=limit, max_new_tokens=MAX_NEW_TOKENS).prompts
     plain = [plain_greedy(target, prompt, MAX_NEW_TOKENS) for prompt in ids]
-    loaded = load_head(head, dtype=torch.float32)
+    loaded = load_head(head, dtype=torch.float32, num_layers=len(target.layers))
     measured = {}
     for steps in CHAIN_STEPS:
         measured[steps] = measure(

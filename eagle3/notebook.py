@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-import torch
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 
 from eagle3.adapters.quiet import quiet_libraries
 from eagle3.answers.build import chat_of
 from eagle3.commands.precompute import precompute
-from eagle3.commands.train import build_loggers, build_trainer, build_training, fit
+from eagle3.commands.train import train_in
 from eagle3.compose import compose_run
 from eagle3.decoding.speculate import Speculator
-from eagle3.errors import InputError
 from eagle3.features.concat import open_source
 from eagle3.features.source import FeatureSource
 from eagle3.serving.check.checks import in_dtype
@@ -48,24 +46,15 @@ def make_store(out_dir: str | Path, *overrides: str) -> FeatureSource:
 
 
 def train_head(store: str | Path, run_dir: str | Path, *overrides: str, watch: Watch | None = None) -> TrainedHead:
-    """Train a head on the store in this process and return the best by validation, which is below `run_dir` next to
-    metrics.csv and curves.png.
+    """Train a head on the store in this process, as `python train.py` does, and return the best by validation.
 
     `overrides` are those of `python train.py`. `watch` is called with the step and the latest values of all metrics
     after each step that is logged and after each validation."""
     run: TrainRun = compose_run("train", f"data.path={store}", f"run_dir={run_dir}", *overrides)
-    if run.ckpt_path is not None:
-        raise InputError(f"ckpt_path={run.ckpt_path}: train_head starts from scratch; python train.py resumes a run")
-    lightning.seed_everything(run.seed, verbose=False)
-    torch.set_float32_matmul_precision(run.matmul_precision)
-    data, module = build_training(run)
     if run.trainer.keys["devices"] == "auto":
         run = replace(run, trainer=run.trainer.with_keys(devices=1))  # a notebook cannot start the processes of ranks
-    trainer = build_trainer(run, build_loggers(run, 0))
-    if watch is not None:
-        trainer.callbacks.append(_watching(watch))  # type: ignore[attr-defined]
-    fit(trainer, module, data)
-    return read_trained(find_checkpoint(run=None, checkpoint=trainer.checkpoint_callback.best_model_path))  # type: ignore[union-attr]
+    train_in(Path(run_dir), run, *([_watching(watch)] if watch else []))
+    return read_trained(find_checkpoint(run=str(run_dir), checkpoint=None))
 
 
 def open_target(path: str | Path, *overrides: str) -> Target:
@@ -93,7 +82,7 @@ def decode(target: Target, trained: TrainedHead, prompts: PromptSet, **settings:
     given = [f"{key}={'null' if value is None else value}" for key, value in settings.items()]
     decoding = _decoding(*given).only(Decoding)
     head = in_dtype(trained.head, target.embedding.dtype)
-    return traced(Speculator(target, head, trained.record.capture_layers), prompts, decoding)
+    return traced(Speculator(target, head, trained.record.origin.capture_layers), prompts, decoding)
 
 
 def draw_curves(*runs: str | Path) -> Any:

@@ -34,7 +34,7 @@ LONG = (
 # Whole commands, trainings and many answers: they repeat what the packages' own tests call with shapes checked.
 WHOLE_RUNS = (
     "training", "storage", "benchmarks", "serving/compare", "serving/bench", "serving/server", "serving/tune",
-    "serving/check/test_layer_notation.py", "test_cli.py", "test_estimate.py", "decoding/test_replay.py",
+    "test_cli.py", "test_estimate.py", "decoding/test_replay.py",
     "decoding/test_speculate.py", "head/test_registry.py",
 )  # fmt: skip
 

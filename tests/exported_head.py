@@ -16,12 +16,13 @@ from transformers import AutoConfig
 from eagle3.answers.chat import Chat
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head_files.finding import Finding, TargetFacts
-from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength, StoreRecord
-from eagle3.serving.head.export import SIMULATED, TrainedHead
+from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength, Origin
+from eagle3.serving.head.export import SIMULATED, TrainedHead, require_replaceable, write_head
 from eagle3.settings.precomputing import ChatSettings
 from eagle3.storage.files import sha256_file, write_json
 from eagle3.storage.records import read_sealed_json, write_sealed_json
-from eagle3.target.facts import target_config
+from eagle3.storage.replace import replacing
+from eagle3.target.facts import TargetConfig, target_config
 from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import Target, load_target
 from eagle3.training.checkpoint import AtomicCheckpointIO
@@ -76,20 +77,30 @@ def random_head(
     }
     torch.manual_seed(0)
     head = DraftHead(HeadConfig(**settings | options | changes), draft_ids)
-    return TrainedHead(head, record_of(head, fingerprint), replace(facts.config, dtype=facts.dtype))
+    return TrainedHead(head, record_of(head, fingerprint, replace(facts.config, dtype=facts.dtype)))
 
 
-def record_of(head: DraftHead, target: TargetIdentity) -> HeadRecord:
+def export_head(trained: TrainedHead, directory: Path, *, versions: dict[str, str]) -> None:
+    """Write a head as `action=export` does, without its checks."""
+    require_replaceable(directory)
+    with replacing(directory) as new:
+        write_head(trained, new, versions=versions)
+
+
+def origin_of(target: TargetIdentity, target_config: TargetConfig, **changes: Any) -> Origin:
+    store = {"path": "/nowhere/features", "hash": "h", "val_fraction": 0.5}
+    facts: dict[str, Any] = {"target": target, "target_config": target_config, "capture_layers": LAYERS}
+    return Origin(**facts | store | changes)
+
+
+def record_of(head: DraftHead, target: TargetIdentity, target_config: TargetConfig) -> HeadRecord:
     return HeadRecord(
         format_version=HeadRecord.FORMAT_VERSION,
         kind=head.config.KIND,
-        head_config=asdict(head.config),
-        capture_layers=LAYERS,
         ttt_steps=7,
         simulated_accept_length={7: 1.0},
         accept_length=None,
-        target=target,
-        store=StoreRecord(path="/nowhere/features", hash="h", val_fraction=0.5),
+        origin=origin_of(target, target_config),
         checkpoint="/nowhere/best.ckpt",
         started_from={},
         versions={},
@@ -124,19 +135,18 @@ def measured(**changes: Any) -> MeasuredAcceptLength:
     return replace(result, **changes)
 
 
-def with_record(trained: TrainedHead, **changes: Any) -> TrainedHead:
-    return replace(trained, record=replace(trained.record, **changes))
+def with_record(head: Any, **changes: Any) -> Any:
+    """A TrainedHead or HeadFiles with changes in its record."""
+    return replace(head, record=replace(head.record, **changes))
+
+
+def with_origin(head: Any, **changes: Any) -> Any:
+    return with_record(head, origin=replace(head.record.origin, **changes))
 
 
 def save_checkpoint(path: Path, trained: TrainedHead) -> Path:
     """As Lightning and HeadTraining write it."""
     record = trained.record
-    origin = {
-        "capture_layers": record.capture_layers,
-        "target": asdict(record.target),
-        "target_config": asdict(trained.target_config),
-        **asdict(record.store),
-    }
     simulated = {f"{SIMULATED}{steps}": value for steps, value in record.simulated_accept_length.items()}
     facts = {
         "format_version": 1,
@@ -145,7 +155,7 @@ def save_checkpoint(path: Path, trained: TrainedHead) -> Path:
         "ttt_steps": record.ttt_steps,
         "settings": {},
         "accept_length": {"val/accept_length": 2.5, **simulated},
-        "origin": origin,
+        "origin": asdict(record.origin),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     weights = nn.ModuleDict({"head": trained.head}).state_dict()

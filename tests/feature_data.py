@@ -19,7 +19,7 @@ def feature_data(source: Any, *, device: str = "cpu", state: dict[str, Any] | No
     """`source` may be the path of a store, or several; `changes` go to FeatureData, or to the trainer."""
     facts = TRAINER | {key: value for key, value in changes.items() if key in TRAINER}
     settings = vars(defaults.part("data").read(PackSettings)) | {"rules": defaults.sample_filter()}
-    settings |= {"pack_tokens": 48, "val_fraction": 0.1, "shuffle_buffer": 12, "verify": False}
+    settings |= {"pack_tokens": 48, "val_fraction": 0.1, "verify": False}
     settings |= {key: value for key, value in changes.items() if key not in TRAINER}
     source = open_source(source) if isinstance(source, str | list) else source
     data = FeatureData(source=source, prepare=partial(prepare_ttt, ttt_steps=3), **settings)

@@ -95,7 +95,9 @@ def loaded(arguments: argparse.Namespace) -> tuple[Decode, Any]:
     target = target_of(arguments)
     if arguments.speculative_draft_model_path is None:
         return plain(target), target.tokenizer
-    head = load_head(arguments.speculative_draft_model_path, dtype=target.embedding.dtype)
+    head = load_head(
+        arguments.speculative_draft_model_path, dtype=target.embedding.dtype, num_layers=len(target.layers)
+    )
     draft = {
         "steps": arguments.speculative_num_steps,
         "topk": arguments.speculative_eagle_topk,

@@ -131,7 +131,7 @@ def test_the_commands_leave_what_they_promise(world: World) -> None:
         assert (world.root / path).is_file(), path
     card = (world.head / "README.md").read_text()  # with the prompts' licences, as ledger.json counts them
     assert "license: other" in card and "| CC-BY-4.0 |" in card and str(world.root) not in card
-    trained = json.loads((world.head / "training.json").read_text())["store"]["tokens_of_99_percent"]
+    trained = json.loads((world.head / "training.json").read_text())["origin"]["tokens_of_99_percent"]
     assert trained in FeatureStore(LocalFolder(world.store)).samples.tokens
     shared = {(world.store / name).stat().st_mode for name in ("manifest.json", "target.safetensors")}
     assert len(shared) == 1, "whoever may read the manifest may train"
@@ -433,7 +433,7 @@ def test_prompts_answered_twice_train_as_one_store_and_their_validation_prompts_
     )  # fmt: skip
     call("serve", "action=export", f"run={tmp_path}/run", f"head={head}", "check.min_accept_length=1.0", *SHORT)
     training = json.loads((head / "training.json").read_text())
-    assert [os.path.normpath(head / path) for path in training["store"]["path"]] == stores
+    assert [os.path.normpath(head / path) for path in training["origin"]["path"]] == stores
     assert training["accept_length"]["prompts_from"] == f"validation prompts of [{','.join(stores)}]"
 
 

@@ -148,7 +148,7 @@ def test_the_sources_of_the_page_on_licences_are_taken() -> None:
 # --- other programs --------------------------------------------------------------------------------------------------
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-BENCHMARKS = "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))  # which share some options
+BENCHMARKS = "".join(path.read_text() for path in (ROOT / "benchmarks").rglob("*.py"))  # which share some options
 INSTALL = re.compile(r"pip install ([^`\n;:()]*)")
 
 

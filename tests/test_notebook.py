@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 from heads import make_head
-from stores import ROOT
+from stores import ROOT, random_samples, write_store
 
 from eagle3 import notebook
 from eagle3.errors import InputError
 from eagle3.notebook import decode, make_store, open_target, train_head
+from eagle3.storage.lock import hold
+from eagle3.storage.records import read_sealed_json
+from tests.training.test_training import LIGHTNING_WARNS
 
 NOTEBOOK = ROOT / "docs" / "start" / "notebook.ipynb"
 # Fewer prompts and epochs than the notebook shows: the head must still draft what the target says.
@@ -54,7 +57,6 @@ def test_the_notebook_runs_and_its_head_drafts_what_the_target_says(
         (lambda path: make_store(path, "prompt.limit=3"), r"prompt\.limit is not a key of this config"),
         (lambda path: train_head(path, path, "optim=adm"), r"optim=adm is no option; take one of .*adamw"),
         (lambda path: train_head(f"{path}/none", path), r"none/manifest\.json does not exist; make it with"),
-        (lambda path: train_head(path, path, "ckpt_path=auto"), r"ckpt_path=auto: train_head starts from scratch"),
         (lambda path: open_target(f"{path}/none"), r"target\.path=.*/none"),
         (lambda path: decode(None, None, None, steps=0), r"steps=0 must be 1 or more"),  # type: ignore[arg-type]
     ],
@@ -64,12 +66,26 @@ def test_a_wrong_setting_names_its_key(call: Any, message: str, tmp_path: Path) 
         call(tmp_path)
 
 
+@LIGHTNING_WARNS
+def test_a_training_is_that_of_the_command_with_its_lock_and_result(tmp_path: Path) -> None:
+    store, run, steps = write_store(tmp_path / "store", random_samples(40)), tmp_path / "run", list[int]()
+    settings = (
+        "data.pack_tokens=48", "data.val_fraction=0.2", "ttt_steps=3", "trainer=cpu", "trainer.max_epochs=1",
+        "model.draft_vocab_size=16", "trainer.log_every_n_steps=1", "callbacks.progress=null",
+    )  # fmt: skip
+    trained = train_head(store, run, *settings, watch=lambda step, values: steps.append(step))
+    result = read_sealed_json(run / "result.json", made_by="")
+    assert trained.record.checkpoint.endswith(Path(result["checkpoint"]).name) and max(steps) == result["steps"]
+    with hold(run), pytest.raises(InputError, match="is being written by process"):
+        train_head(store, run, *settings, "ckpt_path=auto")
+
+
 def test_decoding_in_half_precision_leaves_the_trained_head_as_it_is_and_rope_in_float32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(notebook, "Speculator", lambda target, head, layers: head)
     monkeypatch.setattr(notebook, "traced", lambda head, prompts, decoding: head)
-    trained: Any = SimpleNamespace(head=make_head(), record=SimpleNamespace(capture_layers=[]))
+    trained: Any = SimpleNamespace(head=make_head(), record=SimpleNamespace(origin=SimpleNamespace(capture_layers=[])))
     target: Any = SimpleNamespace(embedding=torch.zeros(1, dtype=torch.bfloat16))
     used: Any = decode(target, trained, None)  # type: ignore[arg-type]
     assert (used.fc.weight.dtype, used.rotary.inv_freq.dtype) == (torch.bfloat16, torch.float32)

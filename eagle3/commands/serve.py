@@ -12,7 +12,7 @@ from eagle3.adapters.quiet import quiet_libraries
 from eagle3.answers.build import chat_of
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
-from eagle3.head_files.files import MAKE_HEAD, read_files, read_without_weights
+from eagle3.head_files.files import MAKE_HEAD, read_files
 from eagle3.head_files.finding import Finding, findings_table, has_errors, require_no_errors
 from eagle3.hydra_run import given_keys, output_dir
 from eagle3.provenance import provenance, result_facts
@@ -66,9 +66,9 @@ def export_head(run: ExportRun) -> None:
     longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=run.steps)
     with replacing(head) as new:  # what is there stays until this head is checked
         measurer = exports_measurer(run, trained)
-        export.write_head(trained, new, versions=provenance())
-        findings = check_export(trained, new, measurer)
-        write_card(read_files(new), trained.settings, draft_of(run))
+        files = export.write_head(trained, new, versions=provenance())
+        findings, files = check_export(trained, files, measurer)
+        write_card(files, trained.settings, draft_of(run))
         if has_errors(findings):
             log.warning("head=%s is not written, and what was there is left alone", head)
         conclude(findings, run)
@@ -104,8 +104,9 @@ def check(run: CheckRun) -> None:
 
 def decode(run: DecodeRun) -> None:
     measurer = make_measurer(run, vars(run.target))
-    warn_of_precision(read_without_weights(run.head), measurer.target.identity)
-    print(json.dumps(asdict(measurer.measured(Path(run.head), measurer.prompts(None), lossless=True))))
+    files = read_files(run.head)
+    warn_of_precision(files, measurer.target.identity)
+    print(json.dumps(asdict(measurer.measured(files, measurer.prompts(None), lossless=True))))
 
 
 def show_rounds(run: ShowRun) -> None:

@@ -1,6 +1,7 @@
 """Runs train.py: builds data, head and trainer, trains, and reports the score."""
 
 import logging
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
@@ -29,13 +30,13 @@ from eagle3.head.build import StartHead
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.registry import kind_named
 from eagle3.head_files.init_from import read_start
+from eagle3.head_files.record import Origin
 from eagle3.hydra_run import CONF, in_own_process, output_dir
 from eagle3.provenance import provenance
 from eagle3.settings.parts import plain
 from eagle3.settings.training import DataSettings, TrainRun
 from eagle3.storage.lock import hold
 from eagle3.storage.records import read_sealed_json, write_sealed_json
-from eagle3.training.checkpoint import Origin
 from eagle3.training.loggers import EXTRAS, close, log_lineage, log_settings
 from eagle3.training.module import HeadTraining
 from eagle3.training.resume import (
@@ -58,14 +59,19 @@ def train(run: TrainRun) -> float:
         return score  # of a finished job: the sweep is continued
     if in_sweep() and (isinstance(run.trainer.keys["strategy"], dict) or trains_on_several(run.trainer.keys)):
         return job_of_ranks(run)
-    checkpoints = RunCheckpoints(output_dir(), run.checkpoint_copies)
-    alone = hold(output_dir()) if rank_zero_only.rank == 0 else nullcontext()  # type: ignore[attr-defined]
+    return train_in(output_dir(), run)
+
+
+def train_in(folder: Path, run: TrainRun, *watching: Callback) -> float:
+    """Train, or resume, in the folder of a run, to which no other process may write meanwhile, and leave result.json
+    there. `watching` are callbacks besides those of the run."""
+    checkpoints = RunCheckpoints(folder, run.checkpoint_copies)
+    alone = hold(folder) if rank_zero_only.rank == 0 else nullcontext()  # type: ignore[attr-defined]
     with alone, closing(checkpoints):
-        return train_alone(run, checkpoints)
+        return train_alone(run, checkpoints, watching)
 
 
-def train_alone(run: TrainRun, checkpoints: RunCheckpoints) -> float:
-    """Train while no other process writes to this run's folder."""
+def train_alone(run: TrainRun, checkpoints: RunCheckpoints, watching: Sequence[Callback]) -> float:
     run = replace(run, ckpt_path=checkpoints.resume_from(run.ckpt_path))
     lightning.seed_everything(run.seed, verbose=False)
     torch.set_float32_matmul_precision(run.matmul_precision)
@@ -77,9 +83,9 @@ def train_alone(run: TrainRun, checkpoints: RunCheckpoints) -> float:
     resume_step = resumed.global_step if resumed else None
     claimed = checkpoints.claim()
     loggers = build_loggers(run, resume_step or 0)
-    trainer = build_trainer(run, loggers)
+    trainer = build_trainer(run, loggers, watching)
     trainer.strategy.checkpoint_io.claimed = claimed  # type: ignore[attr-defined]
-    (output_dir() / "result.json").unlink(missing_ok=True)  # of the part that is resumed
+    (checkpoints.run_dir / "result.json").unlink(missing_ok=True)  # of the part that is resumed
     if resumed and not isinstance(trainer.strategy, ModelParallelStrategy):  # which takes the file apart itself
         trainer.strategy.checkpoint_io.read_already = resumed.content  # type: ignore[attr-defined]
     del resumed  # its memory is Lightning's to free
@@ -96,7 +102,7 @@ def train_alone(run: TrainRun, checkpoints: RunCheckpoints) -> float:
     if trainer.global_step == resume_step:
         bounds = "trainer.max_epochs, max_steps, max_time or callbacks.early_stopping"
         log.warning("ckpt_path=%s has all steps of %s: none added", run.ckpt_path, bounds)
-    return report(trainer)
+    return report(trainer, checkpoints.run_dir)
 
 
 def job_of_ranks(run: TrainRun) -> float:
@@ -177,13 +183,13 @@ def build_loggers(run: TrainRun, resume_step: int) -> list[Logger]:
     return [logger.build(**given.get(name, {})) for name, logger in run.logger.items()]
 
 
-def build_trainer(run: TrainRun, loggers: list[Logger]) -> lightning.Trainer:
+def build_trainer(run: TrainRun, loggers: list[Logger], watching: Sequence[Callback] = ()) -> lightning.Trainer:
     part, settings = run.trainer, run.trainer.keys
     precision = chosen_precision(settings["precision"], settings["accelerator"])
     if settings["strategy"] == "auto" and trains_on_several(settings):
         ddp: Any = OmegaConf.to_container(OmegaConf.load(Path(CONF) / "trainer" / "ddp.yaml"))
         part = part.with_keys(strategy=ddp["strategy"])
-    callbacks = [callback.build() for callback in run.chosen_callbacks.values()]
+    callbacks = [*(callback.build() for callback in run.chosen_callbacks.values()), *watching]
     # With callbacks.progress=null Lightning would add its own bar, for which the host waits for the GPU in every step.
     bar = settings["enable_progress_bar"] and any(isinstance(each, ProgressBar) for each in callbacks)
     try:
@@ -233,7 +239,7 @@ def fit(trainer: lightning.Trainer, module: HeadTraining, data: FeatureData, **r
         ) from None
 
 
-def report(trainer: lightning.Trainer) -> float:
+def report(trainer: lightning.Trainer, folder: Path) -> float:
     """Write result.json, which a sweep's table is made of, and return the score that a sweep goes by."""
     best = trainer.checkpoint_callback
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -257,6 +263,6 @@ def report(trainer: lightning.Trainer) -> float:
         "epochs": trainer.current_epoch,
     }
     if trainer.is_global_zero:
-        write_sealed_json(output_dir() / "result.json", result)
+        write_sealed_json(folder / "result.json", result)
         log.info("best %s %.3f: %s", best.monitor, score, best.best_model_path)
     return score

@@ -1,4 +1,4 @@
-"""Streams packed samples from a feature store into training, resumable in the middle of an epoch."""
+"""Reads packed samples from a feature store for training, resumable in the middle of an epoch."""
 
 import logging
 import math
@@ -18,7 +18,6 @@ from eagle3.data.loader import EpochPart, PackLoader, copy_on
 from eagle3.data.mix import Mixture, SampleFilter
 from eagle3.data.pack import Batch, Pack, pack_samples
 from eagle3.data.plan import EpochPlan, PlannedPack, not_taken, plan_epoch
-from eagle3.data.streaming import AHEAD, StreamReader, plan_stream
 from eagle3.errors import InputError
 from eagle3.features.loss_mask import AllTurns
 from eagle3.features.sample import Sample
@@ -62,10 +61,7 @@ class FeatureData(lightning.LightningDataModule):
         self.source, self.prepare, self.loss_mask = source, prepare, loss_mask or AllTurns()
         self.rules, self.seed, self.settings = rules, seed, PackSettings(**settings)
         self.val_fraction = self.settings.val_fraction
-        self.buffer = self.settings.shuffle_buffer if self.settings.order == "streaming" else None
-        self.ranges = ThreadPoolExecutor(AHEAD) if self.buffer else None
         self.requests = ThreadPoolExecutor(REQUESTS) if source.remote else None
-        self.stream: StreamReader | None = None
         self.side_stream: torch.cuda.Stream | None = None
         self.mixture: Mixture | None = None
         self.resumed = FROM_THE_START
@@ -99,13 +95,13 @@ class FeatureData(lightning.LightningDataModule):
             raise InputError("; ".join(filter(None, found)))
 
     def train_dataloader(self) -> PackLoader:
-        self.current = self._loader(partial(self._part, self._lightning.current_epoch), streams=self.buffer is not None)
+        self.current = self._loader(partial(self._part, self._lightning.current_epoch))
         return self.current
 
     def val_dataloader(self) -> PackLoader:
         spread = {**self._spread(), "micro_batches": 1}
         packs = self._plans(self.val_samples, spread, shuffle_seed=None)[self._lightning.global_rank]
-        return self._loader(lambda: EpochPart(0, packs), streams=False)
+        return self._loader(lambda: EpochPart(0, packs))
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         if not batch.pack.input_ids.is_cuda:
@@ -181,33 +177,16 @@ class FeatureData(lightning.LightningDataModule):
 
     def read(self, ref: SampleRef) -> Sample:
         """Read a sample and apply the loss mask."""
-        return self._masked(self.source.read(ref))
-
-    def _masked(self, sample: Sample) -> Sample:
+        sample = self.source.read(ref)
         return replace(sample, turns=self.loss_mask(sample))
 
-    def _loader(self, part: Callable[[], EpochPart], *, streams: bool) -> PackLoader:
-        options: dict[str, Any] = {"prefetch": self.settings.prefetch, "readers": self.settings.readers}
-        if streams:
-            return PackLoader(part, self._load_of_stream, begin=self._begin_stream, **options)
-        return PackLoader(part, self._load, **options)
-
-    def _begin_stream(self, part: EpochPart) -> None:
-        assert self.ranges is not None and isinstance(part.packs, EpochPlan)
-        rest = part.packs.stream_after(part.start)
-        self.stream = StreamReader(self.source, part.packs.samples, rest, self.ranges)
-
-    def _load_of_stream(self, planned: PlannedPack) -> Batch:
-        assert self.stream is not None
-        return self._batch(planned, [self._masked(sample) for sample in self.stream.take(planned.places)])
+    def _loader(self, part: Callable[[], EpochPart]) -> PackLoader:
+        return PackLoader(part, self._load, prefetch=self.settings.prefetch, readers=self.settings.readers)
 
     def _load(self, planned: PlannedPack) -> Batch:
         read = self.requests.map if self.requests else map
-        return self._batch(planned, list(read(self.read, planned.samples)))
-
-    def _batch(self, planned: PlannedPack, samples: list[Sample]) -> Batch:
         pack = pack_samples(
-            samples,
+            list(read(self.read, planned.samples)),
             anchors_in_step=planned.anchors_in_step,
             samples_in_step=planned.samples_in_step,
             pin=self.side_stream is not None,
@@ -216,11 +195,13 @@ class FeatureData(lightning.LightningDataModule):
         return batch if self.side_stream is None else copy_on(self.side_stream, batch)
 
     def _plans(self, samples: Samples, spread: dict[str, int], *, shuffle_seed: int | None) -> list[EpochPlan]:
-        pack_tokens = self.settings.pack_tokens
-        options = {"pack_tokens": pack_tokens, "world_size": spread["ranks"], "accumulate": spread["micro_batches"]}
-        if self.buffer and shuffle_seed is not None:
-            return plan_stream(samples, shuffle_seed=shuffle_seed, buffer=self.buffer, **options)
-        return plan_epoch(samples, shuffle_seed=shuffle_seed, **options)
+        return plan_epoch(
+            samples,
+            pack_tokens=self.settings.pack_tokens,
+            world_size=spread["ranks"],
+            accumulate=spread["micro_batches"],
+            shuffle_seed=shuffle_seed,
+        )
 
     # --- choosing samples --------------------------------------------------------------------------------------------
 

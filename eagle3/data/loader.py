@@ -31,7 +31,7 @@ class PackLoader:
     """Loads the packs of one epoch on one rank.
 
     `part` is called when an iteration starts, not before: Lightning may ask for a loader first and restore the
-    checkpoint of a resumed run later. `begin` is called with the part before the first pack is loaded.
+    checkpoint of a resumed run later.
     `consumed` counts packs of the part that were handed out or trained earlier, `waited` the seconds spent waiting.
     """
 
@@ -40,11 +40,10 @@ class PackLoader:
         part: Callable[[], EpochPart],
         load: Callable[[PlannedPack], Batch],
         *,
-        begin: Callable[[EpochPart], None] = lambda part: None,
         prefetch: int = 2,
         readers: int = 2,
     ) -> None:
-        self.part, self.load, self.begin = part, load, begin
+        self.part, self.load = part, load
         self.prefetch, self.readers = prefetch, readers
         self._consumed: int | None = None
         self.waited = 0.0
@@ -56,7 +55,6 @@ class PackLoader:
     def __iter__(self) -> Iterator[Batch]:
         part = self.part()
         self._consumed = part.start
-        self.begin(part)
         waiting = (part.packs[number] for number in range(part.start, len(part.packs)))
         # One thread for a reader's tensors too: teams of threads would compete with the training step for the cores.
         with ThreadPoolExecutor(self.readers, initializer=torch.set_num_threads, initargs=(1,)) as readers:

@@ -6,8 +6,8 @@ checkpoint therefore stores only how many packs were trained, and each sample is
 A plan is stored as arrays, so that ten million samples are planned in seconds. Shapes: N samples, P packs of all ranks.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ class PlannedPack:
     samples: tuple[SampleRef, ...]
     anchors_in_step: float
     samples_in_step: float
-    places: tuple[int, ...] = field(default=(), compare=False)  # indices of `samples` in the plan's samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,23 +35,15 @@ class EpochPlan(Sequence[PlannedPack]):
     packs: np.ndarray  # this rank's, in order
     anchors_in_step: np.ndarray  # per pack of this rank
     samples_in_step: np.ndarray
-    stream: np.ndarray | None = None  # with data.order=streaming: this rank's samples in the order of reading
 
     def __len__(self) -> int:
         return len(self.packs)
 
     def __getitem__(self, place: Any) -> Any:
         pack = self.packs[place]
-        places = tuple(self.order[self.bounds[pack] : self.bounds[pack + 1]].tolist())
-        refs = tuple(self.samples[number] for number in places)
-        return PlannedPack(refs, float(self.anchors_in_step[place]), float(self.samples_in_step[place]), places)
-
-    def stream_after(self, consumed: int) -> np.ndarray:
-        """Return the part of the stream that is still to be read after so many trained packs."""
-        assert self.stream is not None and self.packs[-1] - self.packs[0] == len(self) - 1  # contiguous in `order`
-        taken = np.zeros(len(self.samples), bool)
-        taken[self.order[self.bounds[self.packs[0]] : self.bounds[self.packs[0] + consumed]]] = True
-        return self.stream[~taken[self.stream]]
+        numbers = self.order[self.bounds[pack] : self.bounds[pack + 1]].tolist()
+        refs = tuple(self.samples[number] for number in numbers)
+        return PlannedPack(refs, float(self.anchors_in_step[place]), float(self.samples_in_step[place]))
 
 
 def plan_epoch(
@@ -62,7 +53,7 @@ def plan_epoch(
     drawn = None if shuffle_seed is None else np.random.default_rng(shuffle_seed)
     order = drawn.permutation(len(samples)) if drawn else np.arange(len(samples))
     bounds = fill(samples.tokens[order], pack_tokens)
-    bounds = halve_until(bounds, lambda count: count % world_size == 0, world_size)
+    bounds = halve_until_divisible(bounds, world_size)
     packs = np.arange(len(bounds) - 1)
     if drawn and world_size > 1:
         packs = similar_packs_together(sums(samples.anchors[order], bounds), world_size, drawn)
@@ -79,12 +70,7 @@ def not_taken(samples: Samples, plans: Sequence[EpochPlan], consumed: int) -> Sa
 
 
 def spread(
-    samples: Samples,
-    order: np.ndarray,
-    bounds: np.ndarray,
-    packs: np.ndarray,
-    accumulate: int,
-    streams: Sequence[np.ndarray | None] | None = None,
+    samples: Samples, order: np.ndarray, bounds: np.ndarray, packs: np.ndarray, accumulate: int
 ) -> list[EpochPlan]:
     """Return the plans of all ranks; row r of `packs` lists the packs that rank r trains, in order."""
     step_size = len(packs) * accumulate
@@ -93,10 +79,7 @@ def spread(
     # Gradients are averaged over ranks and micro-batches: divide by step_size even if an epoch's last step has fewer.
     anchors_in_step = np.maximum(np.add.reduceat(anchors, steps), 1)[step_of] / step_size
     samples_in_step = np.add.reduceat(sizes, steps)[step_of] / step_size
-    return [
-        EpochPlan(samples, order, bounds, row, anchors_in_step, samples_in_step, stream)
-        for row, stream in zip(packs, streams or [None] * len(packs), strict=True)
-    ]
+    return [EpochPlan(samples, order, bounds, row, anchors_in_step, samples_in_step) for row in packs]
 
 
 def sums(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
@@ -116,9 +99,9 @@ def fill(tokens: np.ndarray, pack_tokens: int) -> np.ndarray:
     return np.array(bounds)
 
 
-def halve_until(bounds: np.ndarray, enough: Callable[[int], bool], world_size: int) -> np.ndarray:
-    """Halve the packs with the most samples until there are enough, so that no sample is dropped or repeated."""
-    while not enough(len(bounds) - 1):
+def halve_until_divisible(bounds: np.ndarray, world_size: int) -> np.ndarray:
+    """Halve the packs with the most samples until all ranks get as many, so that no sample is dropped or repeated."""
+    while (len(bounds) - 1) % world_size:
         sizes = np.diff(bounds)
         largest = int(sizes.argmax())
         if sizes[largest] < 2:

@@ -3,7 +3,6 @@
 Shapes: V target vocabulary, H hidden size.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -48,9 +47,6 @@ class ConcatStores:
 
     def read(self, ref: SampleRef) -> Sample:
         return self._store_at[ref.store].read(ref)
-
-    def read_run(self, refs: Sequence[SampleRef]) -> list[Sample]:
-        return self._store_at[refs[0].store].read_run(refs)
 
     def verify(self, *, rank: int = 0, world_size: int = 1) -> None:
         for store in self.stores:

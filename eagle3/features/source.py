@@ -3,7 +3,6 @@
 Shapes: V target vocabulary, H hidden size.
 """
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from jaxtyping import Float, Int
@@ -63,9 +62,6 @@ class FeatureSource(Protocol):
 
     def read(self, ref: SampleRef) -> Sample:
         """Read one sample; called from several threads at once."""
-
-    def read_run(self, refs: Sequence[SampleRef]) -> list[Sample]:
-        """Read consecutive samples of a shard at once; called from several threads."""
 
     def target_weights(self) -> TargetWeights:
         """Return the target's embedding and `lm_head`, one tensor where they are tied."""

@@ -7,9 +7,7 @@
 Shapes: V target vocabulary, H hidden size.
 """
 
-import hashlib
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cached_property
@@ -52,28 +50,9 @@ class FeatureStore:
 
     def read(self, ref: SampleRef) -> Sample:
         """Read a sample; locally, its large tensors are views of the file, so that unused parts are never read."""
+        self._check(ref.shard)
         begin, end = ref.entry.offset, ref.entry.offset + ref.entry.size
-        return self._decode(ref, self._content(ref.shard, begin, end, sha256=ref.entry.sha256))
-
-    def read_run(self, refs: Sequence[SampleRef]) -> list[Sample]:
-        first, last = refs[0].entry, refs[-1].entry
-        content = self._content(refs[0].shard, first.offset, last.offset + last.size)
-        if not self.remote:  # a copy: page faults in views of a mapped file would be spread over the later use
-            content = memoryview(bytearray(content))
-        return [self._part(ref, content, ref.entry.offset - first.offset) for ref in refs]
-
-    def _content(self, shard: str, begin: int, end: int, *, sha256: str | None = None) -> memoryview:
-        self._check(shard)
-        return self.storage.read(shard, begin, end, sha256=sha256)
-
-    def _part(self, ref: SampleRef, content: memoryview, begin: int) -> Sample:
-        """Return a sample of a run; one that came over a network without its hash is read again."""
-        part = content[begin : begin + ref.entry.size]
-        if self.remote and hashlib.sha256(part).hexdigest() != ref.entry.sha256:
-            return self.read(ref)
-        return self._decode(ref, part)
-
-    def _decode(self, ref: SampleRef, content: memoryview) -> Sample:
+        content = self.storage.read(ref.shard, begin, end, sha256=ref.entry.sha256)
         return decode(content, ref.entry, path=f"{self.location}/{ref.shard}", teachers=self.made_from.teachers)
 
     def verify(self, *, rank: int = 0, world_size: int = 1) -> None:

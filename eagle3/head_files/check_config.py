@@ -84,18 +84,14 @@ def check_options(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 
 
 def check_rope(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
-    """RoPE is stated, and that of training.json or else of the target."""
-    stated = rope_of(files.config)
-    trained_with = files.record.head_config if files.record else {}
-    expected = rope_of({"rope_parameters": trained_with.get("rope_parameters", facts.config.rope_parameters)})
+    """RoPE is stated, and is the target's unless the training is recorded."""
+    stated, expected = rope_of(files.config), rope_of({"rope_parameters": facts.config.rope_parameters})
     older = rope_of({key: value for key, value in files.config.items() if key != "rope_parameters"})
     if stated is None:
         yield "error", f"rope_theta is missing: SGLang assumes 10000; set rope_parameters to {expected}"
     elif older not in (None, stated):
         yield "error", f"rope_theta and rope_scaling say {older}, rope_parameters {stated}; make them agree"
-    elif stated != expected and files.record:
-        yield "error", f"RoPE {stated} is not that of the training, {expected}; set rope_parameters to it"
-    elif stated != expected:
+    elif stated != expected and files.record is None:
         yield "warning", f"RoPE {stated} is not the target's, {expected}: if the head was trained with that, set it"
 
 
@@ -111,7 +107,7 @@ def check_context(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
             f"SGLang does not start unless --context-length is {length} or less; set it to "
             f"{math.ceil(needed / factor)}",
         )
-    trained = files.record.store.tokens_of_99_percent if files.record else None
+    trained = files.record.origin.tokens_of_99_percent if files.record else None
     if trained is not None and trained < needed <= length:
         window = max(64, trained)
         yield (

@@ -68,15 +68,6 @@ class HeadFiles:
         """`hidden_states` indices at the top level, where vLLM and llama.cpp read them and SGLang does not."""
         return self.config.get(LAYER_IDS)
 
-    @property
-    def stated_layers(self) -> list[int]:
-        """The layers that config.json names, as indices into `hidden_states`, in its order."""
-        if self.nested and self.top_level_ids:
-            return self.top_level_ids
-        if self.layer_ids is None:
-            raise InputError(f"head={self.path}: config.json lacks {IDS_KEY}; add the ids that it was trained with")
-        return [layer + 1 for layer in self.layer_ids]
-
     def served_layers(self, num_layers: int) -> list[int]:
         """Return the layers of a target with `num_layers` that a server captures: `hidden_states` indices, ascending.
 
@@ -104,10 +95,10 @@ class HeadFiles:
         Ids at the top level alone are taken for `hidden_states` indices, as vLLM does; without any ids the layers are
         SGLang's default."""
         if self.record:
-            return self.record.capture_layers
+            return self.record.origin.capture_layers
         if self.layer_ids is None:
             return self.top_level_ids or self.served_layers(num_layers)
-        return self.stated_layers
+        return [layer + 1 for layer in self.layer_ids]
 
 
 def read_files(path: str | Path) -> HeadFiles:

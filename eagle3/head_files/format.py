@@ -78,14 +78,11 @@ def exported_tensors(head: DraftHead, dtype: torch.dtype) -> dict[str, Tensor]:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def load_head(path: str | Path, *, num_layers: int | None = None, dtype: torch.dtype | None = None) -> LoadedHead:
-    """Read an exported head, ours or another trainer's, in the dtype of its file unless told otherwise.
-
-    A config that names no layers is read only with the target's `num_layers`, which SGLang's default depends on."""
+def load_head(path: str | Path, *, num_layers: int, dtype: torch.dtype | None = None) -> LoadedHead:
+    """Read an exported head, ours or another trainer's, for a target of so many layers; in the dtype of its file
+    unless told otherwise."""
     files = read_files(path)
-    head = draft_head(files, dtype)
-    layers = files.stated_layers if num_layers is None else files.served_layers(num_layers)
-    return LoadedHead(head, layers)
+    return LoadedHead(draft_head(files, dtype), files.served_layers(num_layers))
 
 
 def draft_head(files: HeadFiles, dtype: torch.dtype | None) -> DraftHead:

@@ -34,10 +34,10 @@ def read_start(path: str, source: FeatureSource) -> StartHead:
         reason = str(error).removeprefix(f"head={path}").removeprefix(":").strip()
         raise InputError(f"init_from={path}: {reason}") from None
     made_from = source.made_from.target
-    if files.record and files.record.target.weights_hash != made_from.weights_hash:
+    if files.record and files.record.origin.target.weights_hash != made_from.weights_hash:
         log.warning(
             "init_from=%s was trained on %s, data.path=%s is of %s, whose weights differ: the head is adapted to those",
-            path, files.record.target.name, as_setting(source.location), made_from.name,
+            path, files.record.origin.target.name, as_setting(source.location), made_from.name,
         )  # fmt: skip
     return StartHead(path, head, layers, hashes)
 

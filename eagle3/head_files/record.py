@@ -7,24 +7,44 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
+import numpy as np
+
+from eagle3.features.samples import Samples
+from eagle3.features.source import FeatureSource
 from eagle3.storage.files import write_whole
 from eagle3.storage.records import Record, parse_sealed, sealed_bytes
+from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 
 FILE = "training.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreRecord(Record):
-    """The feature store of the training (several stores joined: their paths), the share held out for validation,
-    and the number of tokens that 99 % of the training samples do not exceed (None: not recorded)."""
+class Origin(Record):
+    """The features that a head is trained on: their target, where they are (several stores joined: their paths), and
+    the share that is held out for validation."""
 
+    target: TargetIdentity
+    target_config: TargetConfig
+    capture_layers: list[int]  # indices into Hugging Face's `hidden_states`
     path: str | list[str]
     hash: str
     val_fraction: float
-    tokens_of_99_percent: int | None = None
+    tokens_of_99_percent: int | None = None  # 99 % of the training samples have at most so many; None: not recorded
+
+    @classmethod
+    def of(cls, source: FeatureSource, train_samples: Samples, val_fraction: float) -> "Origin":
+        return cls(
+            target=source.made_from.target,
+            target_config=source.target_config,
+            capture_layers=source.made_from.capture_layers,
+            path=source.location,
+            hash=source.fingerprint,
+            val_fraction=val_fraction,
+            tokens_of_99_percent=int(np.quantile(train_samples.tokens, 0.99, method="higher")),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,23 +85,19 @@ class MeasuredAcceptLength(Record):
 class HeadRecord(Record):
     """Everything that training.json holds.
 
-    `capture_layers` are indices into `hidden_states`; `eagle_config` counts outputs of layers, one less.
     `simulated_accept_length` maps draft steps to what validation during training simulated, as a server counts it.
     `accept_length` is measured once the target has been there. `checkpoint` is Lightning's. `started_from` are the
     sha256 of the files of the head that the training started from, by name (empty if from scratch); `files` those of
     the folder's other files, as they were exported."""
 
-    FORMAT_VERSION: ClassVar[int] = 4
+    FORMAT_VERSION: ClassVar[int] = 5
 
     format_version: int
     kind: str
-    head_config: dict[str, Any]  # of the kind's config_type
-    capture_layers: list[int]
     ttt_steps: int
     simulated_accept_length: dict[int, float]
     accept_length: MeasuredAcceptLength | None
-    target: TargetIdentity
-    store: StoreRecord
+    origin: Origin
     checkpoint: str
     started_from: dict[str, str]
     versions: dict[str, str]
@@ -98,9 +114,9 @@ def write_record(folder: Path, record: HeadRecord) -> None:
 
 
 def _with_paths(record: HeadRecord, change: Callable[[str], str]) -> HeadRecord:
-    path = record.store.path
-    store = replace(record.store, path=change(path) if isinstance(path, str) else [change(each) for each in path])
-    return replace(record, store=store, target=replace(record.target, name=change(record.target.name)))
+    path, target = record.origin.path, record.origin.target
+    paths = change(path) if isinstance(path, str) else [change(each) for each in path]
+    return replace(record, origin=replace(record.origin, path=paths, target=replace(target, name=change(target.name))))
 
 
 def read_record(folder: Path, *, made_by: str) -> HeadRecord | None:

@@ -2,7 +2,7 @@
 
 The reasons were read in SGLang 0.5.17 (models/llama_eagle3.py), vLLM 0.32.0 (models/llama_eagle3.py,
 transformers_utils/configs/speculators, v1/worker/gpu_model_runner.py) and llama.cpp b11434 (conversion/llama.py,
-src/models/eagle3.cpp). benchmarks/outside_servers.py serves heads with the last two.
+src/models/eagle3.cpp). benchmarks/peers/outside_servers.py serves heads with the last two.
 """
 
 from collections.abc import Iterator

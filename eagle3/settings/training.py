@@ -133,8 +133,6 @@ class PackSettings(Settings):
     val_fraction: Annotated[float, Field(gt=0, lt=1)]
     weights: Annotated[list[Annotated[float, Field(gt=0, le=1000)]], Field(min_length=1)] | None
     limit_samples: Count | None
-    order: Literal["shuffled", "streaming"]
-    shuffle_buffer: Count
     prefetch: Count
     readers: Places
     verify: bool

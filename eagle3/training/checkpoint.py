@@ -9,48 +9,19 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from lightning.pytorch.plugins import TorchCheckpointIO
 from torch import Tensor
 from torch.utils.serialization import config as torch_format
 
 from eagle3.errors import InputError
-from eagle3.features.samples import Samples
-from eagle3.features.source import FeatureSource
+from eagle3.head_files.record import Origin
 from eagle3.storage.files import atomic_write
 from eagle3.storage.folder import LocalFolder, Storage, open_folder, write_file
 from eagle3.storage.records import Record, parse_record
-from eagle3.target.facts import TargetConfig
-from eagle3.target.identity import TargetIdentity
 
 OWNER = "run.json"  # in the folder of copies: the run that they are of, and its latest start
 KEY = "eagle3"  # of the record in Lightning's checkpoint dictionary
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin(Record):
-    """The features that a head is trained on."""
-
-    target: TargetIdentity
-    target_config: TargetConfig
-    capture_layers: list[int]  # indices into Hugging Face's `hidden_states`
-    path: str | list[str]
-    hash: str
-    val_fraction: float
-    tokens_of_99_percent: int | None = None  # 99 % of the training samples have at most so many; None: not recorded
-
-    @classmethod
-    def of(cls, source: FeatureSource, train_samples: Samples, val_fraction: float) -> "Origin":
-        return cls(
-            target=source.made_from.target,
-            target_config=source.target_config,
-            capture_layers=source.made_from.capture_layers,
-            path=source.location,
-            hash=source.fingerprint,
-            val_fraction=val_fraction,
-            tokens_of_99_percent=int(np.quantile(train_samples.tokens, 0.99, method="higher")),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """Plans of an epoch: every sample once, within the budget, the same number of packs on every rank."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,13 +9,9 @@ import pytest
 from pairs import all_pairs
 from stores import open_store, random_samples, write_store
 
-from eagle3.data.plan import EpochPlan, PlannedPack, plan_epoch
-from eagle3.data.streaming import plan_stream
+from eagle3.data.plan import PlannedPack, plan_epoch
 from eagle3.errors import InputError
 from eagle3.features.samples import Samples
-
-Plan = Callable[..., list[EpochPlan]]
-ORDERS: dict[str, Plan] = {"shuffled": plan_epoch, "streaming": partial(plan_stream, buffer=12)}
 
 
 @pytest.fixture
@@ -28,15 +23,18 @@ def tokens(pack: PlannedPack) -> int:
     return sum(ref.entry.tokens for ref in pack.samples)
 
 
-@all_pairs(plan=ORDERS, world_size=[1, 2, 3, 5], accumulate=[1, 3, 4])
+def ids(packs: Sequence[PlannedPack]) -> list[str]:
+    return [ref.entry.id for pack in packs for ref in pack.samples]
+
+
+@all_pairs(world_size=[1, 2, 3, 5], accumulate=[1, 3, 4])
 def test_ranks_share_the_samples_in_as_many_packs_each_and_divide_by_the_whole_step(
-    samples: Samples, plan: Plan, world_size: int, accumulate: int
+    samples: Samples, world_size: int, accumulate: int
 ) -> None:
-    plans = plan(samples, pack_tokens=40, world_size=world_size, accumulate=accumulate, shuffle_seed=1)
+    plans = plan_epoch(samples, pack_tokens=40, world_size=world_size, accumulate=accumulate, shuffle_seed=1)
     assert len({len(each) for each in plans}) == 1
     packs = [pack for each in plans for pack in each]
-    assert sorted(place for pack in packs for place in pack.places) == [*range(37)]
-    assert all([samples[place] for place in pack.places] == [*pack.samples] for pack in packs)
+    assert sorted(ids(packs)) == sorted(ref.entry.id for ref in samples)
     assert all(tokens(pack) <= 40 for pack in packs)
     size = world_size * accumulate
     for first in range(0, len(plans[0]), accumulate):  # the last step may be short
@@ -50,17 +48,15 @@ def test_ranks_share_the_samples_in_as_many_packs_each_and_divide_by_the_whole_s
 def test_a_pack_is_filled_until_the_next_sample_would_not_fit(samples: Samples, seed: int | None) -> None:
     [plan] = plan_epoch(samples, pack_tokens=40, world_size=1, accumulate=1, shuffle_seed=seed)
     assert all(tokens(pack) + following.samples[0].entry.tokens > 40 for pack, following in pairwise(plan))
-    places = [place for pack in plan for place in pack.places]
-    assert (places == [*range(37)]) is (seed is None)
+    assert (ids(plan) == [ref.entry.id for ref in samples]) is (seed is None)
     assert [
         len(pack.samples) for pack in plan_epoch(samples, pack_tokens=1, world_size=1, accumulate=1, shuffle_seed=0)[0]
     ] == [1] * 37
 
 
-@pytest.mark.parametrize("plan", ORDERS.values(), ids=ORDERS)
-def test_the_same_seed_gives_the_same_plan_and_another_epoch_another(samples: Samples, plan: Plan) -> None:
+def test_the_same_seed_gives_the_same_plan_and_another_epoch_another(samples: Samples) -> None:
     def packs(seed: int) -> list[Sequence[PlannedPack]]:
-        return [[*each] for each in plan(samples, pack_tokens=40, world_size=2, accumulate=1, shuffle_seed=seed)]
+        return [[*each] for each in plan_epoch(samples, pack_tokens=40, world_size=2, accumulate=1, shuffle_seed=seed)]
 
     assert packs(5) == packs(5) != packs(6)
 
@@ -74,7 +70,6 @@ def test_ranks_train_packs_of_about_the_same_number_of_rows_at_the_same_time(tmp
     assert [sum(rows) for rows in steps] != sorted(sum(rows) for rows in steps)  # but steps come in any order
 
 
-@pytest.mark.parametrize("plan", ORDERS.values(), ids=ORDERS)
-def test_fewer_samples_than_ranks_are_refused_with_the_key(samples: Samples, plan: Plan) -> None:
+def test_fewer_samples_than_ranks_are_refused_with_the_key(samples: Samples) -> None:
     with pytest.raises(InputError, match=r"trainer\.devices=8"):
-        plan(samples.take(np.arange(3)), pack_tokens=40, world_size=8, accumulate=1, shuffle_seed=0)
+        plan_epoch(samples.take(np.arange(3)), pack_tokens=40, world_size=8, accumulate=1, shuffle_seed=0)

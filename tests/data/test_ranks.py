@@ -16,11 +16,7 @@ from stores import random_samples, shard_of, write_store
 
 from eagle3.errors import InputError
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "shuffled": {"order": "shuffled", "weights": None},
-    "streaming": {"order": "streaming", "weights": None},
-    "weighted": {"order": "shuffled", "weights": [1.5]},
-}
+WEIGHTS = {"shuffled": None, "weighted": [1.5]}
 
 
 def data_of(store: Path, state: dict[str, Any] | None = None, **changes: Any) -> Any:
@@ -33,24 +29,22 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("order", "lives"),  # ranks, micro-batches, packs that each rank trains before the run ends
+    ("weights", "lives"),  # ranks, micro-batches, packs that each rank trains before the run ends
     [
-        ("shuffled", [(1, 1, 3), (2, 1, None)]),
-        ("streaming", [(4, 1, 2), (2, 2, 2), (1, 1, 3), (3, 1, None)]),
-        ("weighted", [(2, 1, 2), (2, 1, 1), (1, 1, 0), (2, 1, 1), (4, 1, None)]),
-        ("streaming", [(2, 1, 2), (2, 1, 1), (1, 1, 0), (2, 1, 1), (4, 1, None)]),
+        (None, [(1, 1, 3), (2, 1, None)]),
+        (None, [(4, 1, 2), (2, 2, 2), (1, 1, 3), (3, 1, None)]),
+        ([1.5], [(2, 1, 2), (2, 1, 1), (1, 1, 0), (2, 1, 1), (4, 1, None)]),
     ],
 )
 def test_every_sample_is_trained_once_whatever_the_ranks(
-    store: Path, order: str, lives: list[tuple[int, int, int | None]]
+    store: Path, weights: list[float] | None, lives: list[tuple[int, int, int | None]]
 ) -> None:
-    settings = SETTINGS[order]
     state, trained, behind = None, Counter[str](), 0
     for ranks, micro_batches, packs in lives:
         states = []
         for rank in range(ranks):
             spread = {"global_rank": rank, "world_size": ranks, "accumulate_grad_batches": micro_batches}
-            data = data_of(store, state, **spread, **settings)
+            data = data_of(store, state, **spread, weights=weights)
             loader = data.train_dataloader()
             left = len(loader) - behind
             for _, batch in zip(range(left if packs is None else packs), loader, strict=False):
@@ -58,24 +52,24 @@ def test_every_sample_is_trained_once_whatever_the_ranks(
             states.append(data.state_dict())
         assert all(each == states[0] for each in states)
         state, behind = states[0], behind + (left if packs is None else packs)
-    whole = data_of(store, **settings)
+    whole = data_of(store, weights=weights)
     expected = Counter(name for batch in whole.train_dataloader() for name in batch.pack.sample_ids)
     assert trained == expected
-    following = data_of(store, state, **settings)
+    following = data_of(store, state, weights=weights)
     assert following.resumed["before"] == state["before"]  # the epoch was ended: the next one is another
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_loader_that_was_asked_for_before_the_restore_loads_what_is_left(
-    store: Path, settings: dict[str, Any], ranks: int
+    store: Path, weights: list[float] | None, ranks: int
 ) -> None:
     """As under trainer=fsdp, where Lightning counts the steps of an epoch before it restores a checkpoint."""
-    first = data_of(store, **settings)
+    first = data_of(store, weights=weights)
     begun = [batch.pack.sample_ids for _, batch in zip(range(4), first.train_dataloader(), strict=False)]
     rest = []
     for rank in range(ranks):
-        data = data_of(store, global_rank=rank, world_size=ranks, **settings)
+        data = data_of(store, global_rank=rank, world_size=ranks, weights=weights)
         loader = data.train_dataloader()
         whole = len(loader)
         data.load_state_dict(json.loads(json.dumps(first.state_dict())))
@@ -83,7 +77,7 @@ def test_a_loader_that_was_asked_for_before_the_restore_loads_what_is_left(
         rest += [batch.pack.sample_ids for batch in loader]
         assert len(loader) == (whole if ranks == 1 else 4 + len(rest) / (rank + 1))
         assert bool(vars(data.trainer.fit_loop)) == (len(loader) != whole)  # Lightning has counted its packs
-    expected = data_of(store, **settings).train_dataloader()
+    expected = data_of(store, weights=weights).train_dataloader()
     assert Counter(sum(begun + rest, ())) == Counter(sum((batch.pack.sample_ids for batch in expected), ()))
 
 

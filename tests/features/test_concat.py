@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from stores import IDENTITY, open_store, random_samples, shard_of, write_store
+from exported_head import FINGERPRINT, origin_of
+from stores import IDENTITY, TARGET_CONFIG, open_store, random_samples, shard_of, write_store
 
 from eagle3.errors import InputError
 from eagle3.features.concat import open_source
-from eagle3.head_files.record import StoreRecord
 from eagle3.serving.check.prompts import validation_prompts
 from eagle3.storage.files import sha256_json
 
@@ -89,7 +89,7 @@ def test_the_same_store_twice_is_refused_under_any_name(two_stores: list[str], t
 
 def test_validation_prompts_of_two_stores_are_each_prompt_once(two_stores: list[str]) -> None:
     def prompts(path: str | list[str]) -> list[list[int]]:
-        store = StoreRecord(path=path, hash=open_source(path).fingerprint, val_fraction=0.5)
+        store = origin_of(FINGERPRINT, TARGET_CONFIG, path=path, hash=open_source(path).fingerprint, val_fraction=0.5)
         return validation_prompts(store, limit=None, max_length=99).prompts
 
     assert prompts(open_source(two_stores).location) == prompts(two_stores[0])

@@ -1,6 +1,5 @@
 """The interface for features: a source in memory trains as a store of the same samples does."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,6 @@ class InMemory:
 
     def read(self, ref: SampleRef) -> Sample:
         return self.by_id[ref.entry.id]
-
-    def read_run(self, refs: Sequence[SampleRef]) -> list[Sample]:
-        return [self.read(ref) for ref in refs]
 
     def target_weights(self) -> TargetWeights:
         size = TARGET_CONFIG.vocab_size, TARGET_CONFIG.hidden_size

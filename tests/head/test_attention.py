@@ -17,7 +17,8 @@ from torch import Tensor
 from eagle3.head.attention import KeysValues, MakeAttention, PaddedAttention
 from eagle3.head.batch import TttBatch
 from eagle3.head.fast.flash_attention import FlashAttention
-from eagle3.head.fast.flash_kernels import FlashAttnPackage, TorchFlash, VarlenKernel
+from eagle3.head.fast.flash_kernels import FlashAttnPackage, TorchFlash
+from eagle3.head.fast.varlen_kernel import VarlenKernel
 from eagle3.head.kernels import kernel_backend
 from eagle3.head.segments import Segments
 

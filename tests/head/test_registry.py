@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import FINGERPRINT, record_of, tiny_target
+from exported_head import FINGERPRINT, export_head, record_of, tiny_target
 from fitted_head import CHAIN, LAYERS, PROMPT, TREE, small_target
 from stores import random_samples, write_store
 from timed_machine import settings
@@ -15,7 +15,7 @@ from eagle3.errors import InputError
 from eagle3.head import registry
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import load_head
-from eagle3.serving.head.export import TrainedHead, export_head, read_trained
+from eagle3.serving.head.export import TrainedHead, read_trained
 from eagle3.serving.tune.candidates import decoder_gains
 from eagle3.settings.serving import AnswerSettings
 from tests.training.test_training import Run
@@ -48,7 +48,7 @@ def test_a_second_kind_trains_and_is_exported(tmp_path: Path) -> None:
     trained = read_trained(tmp_path / "run/checkpoints/last.ckpt")
     export_head(trained, tmp_path / "head", versions={})
     assert read_files(tmp_path / "head").config["architectures"] == ["TwoLayerHeadForTests"]
-    loaded = load_head(tmp_path / "head").head
+    loaded = load_head(tmp_path / "head", num_layers=8).head
     assert type(loaded) is TwoLayerHead and loaded.config == trained.head.config
     for name, weight in trained.head.named_parameters():
         assert torch.equal(loaded.get_parameter(name), weight.bfloat16()), name
@@ -72,7 +72,7 @@ def test_a_second_kind_decodes_without_loss(shape: dict[str, int]) -> None:
 def exported(tmp_path: Path) -> Path:
     target = tiny_target().facts
     head = TwoLayerHead(TwoLayerConfig.for_target(target, num_captured_layers=3, draft_vocab_size=40), torch.arange(40))
-    export_head(TrainedHead(head, record_of(head, FINGERPRINT), target), tmp_path / "head", versions={})
+    export_head(TrainedHead(head, record_of(head, FINGERPRINT, target)), tmp_path / "head", versions={})
     return tmp_path / "head"
 
 
@@ -81,7 +81,7 @@ def test_an_exported_head_whose_kind_is_not_registered_is_not_read_as_eagle3(
 ) -> None:
     monkeypatch.delitem(registry._KINDS, "two_layer")
     with pytest.raises(InputError, match=r"a head of kind two_layer is none of eagle3"):
-        load_head(exported)
+        load_head(exported, num_layers=8)
 
 
 def test_trees_of_a_second_kind_are_left_to_the_server(exported: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import FINGERPRINT, random_head
+from exported_head import FINGERPRINT, export_head, random_head
 from stores import TARGET_CONFIG
 from torch import Tensor
 
@@ -12,7 +12,6 @@ from eagle3.head_files.check_tensors import CHUNK, check_embedding
 from eagle3.head_files.files import HeadFiles, read_files
 from eagle3.head_files.finding import TargetFacts
 from eagle3.serving.check.checks import run_checks
-from eagle3.serving.head.export import export_head
 
 VOCAB, HIDDEN = CHUNK + 3, 8  # more than one chunk
 

@@ -114,7 +114,7 @@ def test_the_name_of_a_head_on_the_hub_is_told_how_to_get_it(read: Callable[[str
 
 
 def test_a_head_of_the_speculators_is_read_with_the_layers_that_vllm_captures_for_it(head: Path) -> None:
-    before, editable = load_head(head), Editable(head)
+    before, editable = load_head(head, num_layers=8), Editable(head)
     as_speculators(editable, torch.zeros(50, 16))
     editable.save()
     files = read_files(head)
@@ -124,12 +124,10 @@ def test_a_head_of_the_speculators_is_read_with_the_layers_that_vllm_captures_fo
     assert after.head.config == before.head.config
     editable.config[IDS] = [1, 3, 6]
     editable.save()
-    assert load_head(head).capture_layers == load_head(head, num_layers=8).capture_layers == [1, 3, 6]
+    assert load_head(head, num_layers=8).capture_layers == [1, 3, 6]
     del editable.config[IDS]
     editable.save()
     assert load_head(head, num_layers=8).capture_layers == [2, 4, 5]  # the default for 8 layers
-    with pytest.raises(InputError, match=r"config\.json lacks eagle_config"):
-        load_head(head)
 
 
 @pytest.mark.parametrize("twice", [True, False], ids=["in both places", "in eagle_config alone"])
@@ -138,7 +136,7 @@ def test_layers_that_are_named_once_or_twice_are_read_the_same(twice: bool, head
     name_layers(edited.config, [0, 3, 5], twice=twice)
     edited.save()
     files = read_files(head)
-    assert files.stated_layers == files.served_layers(8) == files.trained_layers(8) == [1, 4, 6]
+    assert files.served_layers(8) == files.trained_layers(8) == [1, 4, 6]
 
 
 def test_served_layers_are_those_that_sglang_captures(head: Path) -> None:

@@ -77,7 +77,7 @@ def test_heads_of_other_trainers_are_read(prefix: str, head: DraftHead, saved: P
 
     edit_tensors(saved / "model.safetensors", rename)
     edit_json(saved / "config.json", "rope_parameters", "dtype", "fc_norm", use_aux_norm=True)
-    loaded = load_head(saved)
+    loaded = load_head(saved, num_layers=8)
     assert_equal(loaded.head, head)
     assert loaded.capture_layers == [2, 4, 5]
     assert not any(weight.requires_grad for weight in loaded.head.parameters())
@@ -95,21 +95,21 @@ def test_norm_before_fc_is_read_where_sglang_reads_it(nested: dict, read: bool, 
 
 def test_no_values_are_drawn_for_weights_that_are_loaded(saved: Path) -> None:
     before = torch.get_rng_state()
-    load_head(saved)
+    load_head(saved, num_layers=8)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_without_d2t_the_draft_vocabulary_is_the_whole_one(saved: Path) -> None:
     edit_tensors(saved / "model.safetensors", lambda tensors: tensors.pop("d2t"))
     edit_json(saved / "config.json", vocab_size=30)
-    assert load_head(saved).head.draft_ids.tolist() == list(range(30))
+    assert load_head(saved, num_layers=8).head.draft_ids.tolist() == list(range(30))
 
 
 def test_weights_that_the_targets_dtype_cannot_hold_are_refused(saved: Path) -> None:
     edit_tensors(saved / "model.safetensors", lambda tensors: tensors["norm.weight"][:2].fill_(1e5))
-    load_head(saved, dtype=torch.bfloat16)
+    load_head(saved, dtype=torch.bfloat16, num_layers=8)
     with pytest.raises(InputError, match=r"norm\.weight holds 2 values that are no finite numbers in torch\.float16"):
-        load_head(saved, dtype=torch.float16)
+        load_head(saved, dtype=torch.float16, num_layers=8)
 
 
 def test_what_a_config_leaves_out_is_what_servers_assume(head: DraftHead, saved: Path) -> None:

@@ -13,6 +13,7 @@ from exported_head import (
     added,
     as_specforge,
     as_speculators,
+    export_head,
     name_layers,
     record_of,
     setting,
@@ -24,7 +25,7 @@ from eagle3.errors import InputError
 from eagle3.features.store import FeatureStore
 from eagle3.head.draft_head import DraftHead
 from eagle3.head_files.init_from import read_start
-from eagle3.serving.head.export import TrainedHead, export_head
+from eagle3.serving.head.export import TrainedHead
 from eagle3.storage.files import sha256_file
 
 
@@ -40,7 +41,7 @@ def head() -> DraftHead:
 
 @pytest.fixture
 def exported(head: DraftHead, tmp_path: Path) -> Editable:
-    trained = TrainedHead(head, record_of(head, FINGERPRINT), replace(TARGET_CONFIG, dtype="bfloat16"))
+    trained = TrainedHead(head, record_of(head, FINGERPRINT, replace(TARGET_CONFIG, dtype="bfloat16")))
     export_head(trained, tmp_path / "head", versions={})
     return Editable(tmp_path / "head")
 
@@ -99,7 +100,7 @@ def test_a_head_of_other_weights_of_the_target_is_read_with_a_warning(
     read_start(str(exported.path), store)
     assert not caplog.text
     assert exported.training is not None
-    exported.training["target"]["weights_hash"] = "other"
+    exported.training["origin"]["target"]["weights_hash"] = "other"
     exported.save()
     read_start(str(exported.path), store)
     assert "/head was trained on tiny, data.path=" in caplog.text

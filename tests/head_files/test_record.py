@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from exported_head import FINGERPRINT, measured, record_of
 from heads import make_head
+from stores import TARGET_CONFIG
 
 from eagle3.errors import InputError
-from eagle3.head_files.record import HeadRecord, StoreRecord, read_record, write_record
+from eagle3.head_files.record import HeadRecord, read_record, write_record
 from eagle3.storage.records import seal
 
 
 @pytest.fixture
 def record() -> HeadRecord:
-    return record_of(make_head(), FINGERPRINT)
+    return record_of(make_head(), FINGERPRINT, TARGET_CONFIG)
 
 
 def as_file(content: dict[str, Any]) -> bytes:
@@ -24,7 +25,7 @@ def as_file(content: dict[str, Any]) -> bytes:
 
 
 def test_a_record_is_read_as_it_was_written(record: HeadRecord, tmp_path: Path) -> None:
-    joined = replace(record, store=StoreRecord(path=["a", "b"], hash="h", val_fraction=0), accept_length=measured())
+    joined = replace(record, origin=replace(record.origin, path=["a", "b"]), accept_length=measured())
     for each in (record, joined, replace(record, simulated_accept_length={})):
         write_record(tmp_path, each)
         assert read_record(tmp_path, made_by="EXPORT") == each
@@ -32,15 +33,15 @@ def test_a_record_is_read_as_it_was_written(record: HeadRecord, tmp_path: Path) 
 
 def test_a_record_without_the_keys_of_later_versions_is_read(record: HeadRecord, tmp_path: Path) -> None:
     older = asdict(replace(record, accept_length=measured()))
-    del older["store"]["tokens_of_99_percent"], older["accept_length"]["draft_window"]
+    del older["origin"]["tokens_of_99_percent"], older["accept_length"]["draft_window"]
     (tmp_path / "training.json").write_bytes(as_file(older))
     found = read_record(tmp_path, made_by="EXPORT")
-    assert found is not None and found.store.tokens_of_99_percent is None and found.accept_length == measured()
+    assert found is not None and found.origin.tokens_of_99_percent is None and found.accept_length == measured()
 
 
 def test_no_path_of_this_machine_is_written_and_what_lies_near_is_found(record: HeadRecord, tmp_path: Path) -> None:
-    store = StoreRecord(path=[str(tmp_path / "a"), "s3://b/c"], hash="h", val_fraction=0)
-    here = replace(record, store=store, target=replace(record.target, name=str(tmp_path / "target")))
+    target = replace(record.origin.target, name=str(tmp_path / "target"))
+    here = replace(record, origin=replace(record.origin, path=[str(tmp_path / "a"), "s3://b/c"], target=target))
     (tmp_path / "heads/one").mkdir(parents=True)
     write_record(tmp_path / "heads/one", here)
     assert str(tmp_path) not in (tmp_path / "heads/one/training.json").read_text()
@@ -51,9 +52,9 @@ def test_no_path_of_this_machine_is_written_and_what_lies_near_is_found(record: 
     ("changes", "fault"),
     [
         ({"ttt_steps": 7.5}, "ttt_steps=7.5: Input should be a valid integer"),
-        ({"store": {"path": "p", "hash": "h"}}, "store.val_fraction is missing"),
+        ({"origin": {"path": "p", "hash": "h"}}, "origin.target is missing"),
         ({"epochs": 3}, "epochs is unknown"),
-        ({"format_version": 3, "epochs": 3}, "format_version=3, this code reads 4"),
+        ({"format_version": 4, "epochs": 3}, "format_version=4, this code reads 5"),
     ],
 )
 def test_what_this_version_does_not_write_is_refused_by_its_field(

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exported_head import random_head, tiny_facts, tiny_target
+from exported_head import export_head, random_head, tiny_facts, tiny_target
 from fitted_head import LAYERS, PROMPT, fitted_head
 from serving_fixtures import Command
 from stores import ASSETS
 
 from eagle3.head_files.format import save_head
-from eagle3.serving.head.export import TrainedHead, export_head
+from eagle3.serving.head.export import TrainedHead
 from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import Target
 

@@ -2,20 +2,25 @@
 
 import copy
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from exported_head import Editable, errors, save_checkpoint, with_record
+from exported_head import Editable, errors, save_checkpoint, with_origin
 from scripts import call_script
 from serving_fixtures import serve_run
 
 from eagle3.commands.serve import draft_of
 from eagle3.commands.serve import export_head as export_action
 from eagle3.errors import InputError
+from eagle3.head_files import files
 from eagle3.head_files.files import read_files
 from eagle3.head_files.finding import Finding
+from eagle3.head_files.record import read_record
+from eagle3.serving.head import export
 from eagle3.serving.head.export import TrainedHead
 from eagle3.settings.serving import Decoding
 from eagle3.storage.files import write_jsonl
@@ -23,8 +28,8 @@ from eagle3.storage.files import write_jsonl
 
 def save_run(folder: Path, trained: TrainedHead, *, target: str) -> None:
     """A finished training, whose features were made from `target`."""
-    made_from = replace(trained.record.target, name=target, revision=None)
-    save_checkpoint(folder / "checkpoints/best.ckpt", with_record(trained, target=made_from))
+    made_from = replace(trained.record.origin.target, name=target, revision=None)
+    save_checkpoint(folder / "checkpoints/best.ckpt", with_origin(trained, target=made_from))
 
 
 @pytest.mark.parametrize(
@@ -43,6 +48,25 @@ def test_a_wrong_option_of_an_export_is_an_error_and_no_reason_to_skip_the_measu
     with pytest.raises(InputError, match=message):
         export_action(run)
     assert not (tmp_path / "head").exists()
+
+
+def test_an_export_reads_and_hashes_the_files_of_its_head_once(
+    trained_on_tiny: TrainedHead, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def counted(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
+        return lambda path: calls.append((function.__name__, path.name)) or function(path)
+
+    for module, name in ((files, "_read_tensors"), (files, "sha256_file"), (export, "sha256_file")):
+        monkeypatch.setattr(module, name, counted(getattr(module, name)))
+    save_run(tmp_path / "run", trained_on_tiny, target=str(tiny_path))
+    export_action(serve_config("action=export", f"run={tmp_path}/run", f"head={tmp_path}/head"))
+    assert sorted(calls) == [
+        ("_read_tensors", "model.safetensors"), ("sha256_file", "config.json"), ("sha256_file", "model.safetensors"),
+    ]  # fmt: skip
+    record = read_record(tmp_path / "head", made_by="")
+    assert record is not None and record.accept_length is not None
 
 
 def test_an_older_head_stays_where_a_new_one_fails_its_checks(

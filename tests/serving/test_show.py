@@ -80,7 +80,7 @@ def test_the_page_of_the_command_says_what_the_decoder_did(
     found = Page((tmp_path / "new/page.html").read_text(encoding="utf-8"))
     assert needs_nothing_else(found)
 
-    loaded = load_head(head_folder, dtype=torch.float32)
+    loaded = load_head(head_folder, dtype=torch.float32, num_layers=8)
     speculator = Speculator(target, loaded.head, loaded.capture_layers)
     chat_prompts = [each["messages"] for each in map(json.loads, prompts_file.read_text().splitlines())]
     decoded = []

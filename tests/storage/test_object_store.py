@@ -204,10 +204,9 @@ def train(run: Path, data: object, *overrides: str) -> str:
 @pytest.mark.slow
 def test_a_training_from_a_bucket_is_that_from_disk(server: RunningStore, url: str, tmp_path: Path) -> None:
     samples, weights = random_samples(60), []
-    order = {"s3": "shuffled", "gs": "streaming"}[server.scheme]
     save_store(open_folder(url, setting="features.path"), samples)
     for number, path in enumerate([write_store(tmp_path / "store", samples), url]):
-        assert train(tmp_path / str(number), path, f"data.order={order}") == ""
+        assert train(tmp_path / str(number), path) == ""
         last = torch.load(tmp_path / str(number) / "checkpoints/last.ckpt", weights_only=True)
         weights.append(last["state_dict"])
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())

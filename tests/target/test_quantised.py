@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from exported_head import errors, random_head, tiny_facts, tiny_target
+from exported_head import errors, export_head, random_head, tiny_facts, tiny_target
 from quantised import in_mxfp4, quantised
 from safetensors.torch import load_file, save_file
 
@@ -19,7 +19,6 @@ from eagle3.errors import InputError
 from eagle3.head_files.files import read_files
 from eagle3.head_files.finding import facts_of_target
 from eagle3.serving.check.checks import run_checks
-from eagle3.serving.head.export import export_head
 from eagle3.target.capture import Capture, logit_transform_of
 from eagle3.target.identity import differences, other_precision
 from eagle3.target.model import NotLoadable, Target, load_target

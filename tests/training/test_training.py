@@ -347,7 +347,6 @@ STOPS: list[tuple[int, int | None, list[str]]] = [  # after which batch, where t
     (8, 9, ["+trainer.check_val_every_n_epoch=null", "trainer.val_check_interval=4"]),  # every fourth of all epochs
     (4, None, ["data.path=TWO"]),  # whole stores, in the middle of an epoch
     (4, None, ["data.path=TWO", "data.weights=[1.5,0.5]"]),
-    (4, None, ["data.path=TWO", "data.order=streaming", "data.shuffle_buffer=9", "data.weights=[2,1]"]),
 ]
 
 

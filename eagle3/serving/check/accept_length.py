@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 
 import numpy as np
 
@@ -10,8 +9,9 @@ from eagle3.answers.chat import Chat
 from eagle3.decoding.paired import Gains, accept_length
 from eagle3.decoding.speculate import Measurement, measure
 from eagle3.errors import InputError
+from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.finding import Finding, Level
-from eagle3.head_files.format import load_head
+from eagle3.head_files.format import draft_head
 from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength
 from eagle3.prompts import Source
 from eagle3.serving.check.prompts import PromptSet, file_prompts, longest_prompt, question_prompts, validation_prompts
@@ -43,25 +43,17 @@ class Measurer(CheckSettings):
             return file_prompts(self.chat, self.source, limit=self.limit, max_length=room)
         if record is not None:
             try:
-                return validation_prompts(record.store, limit=self.limit, max_length=room)
+                return validation_prompts(record.origin, limit=self.limit, max_length=room)
             except InputError:
                 pass  # the head was copied without its store
         return question_prompts(self.chat, self.questions, max_length=room)
 
-    def measured(self, head: Path, prompts: PromptSet, *, lossless: bool = False) -> MeasuredAcceptLength:
-        return self.summary(self.decoded(head, prompts, lossless=lossless), prompts)
-
-    def decoded(
-        self, head: Path, prompts: PromptSet, *, capture_layers: list[int] | None = None, lossless: bool = False
-    ) -> Measurement:
-        """Decode with the head in the dtype that the target was loaded in.
-
-        Other `capture_layers` than config.json's are indices into `hidden_states`. `lossless`: see `measure`."""
-        loaded = load_head(head, num_layers=len(self.target.layers), dtype=self.target.embedding.dtype)
-        layers, settings = capture_layers or loaded.capture_layers, asdict(self.decoding)
-        return measure(
-            self.target, loaded.head, layers, prompts.prompts, progress="decode", lossless=lossless, **settings
-        )
+    def measured(self, files: HeadFiles, prompts: PromptSet, *, lossless: bool = False) -> MeasuredAcceptLength:
+        """Decode with the head in the dtype that the target was loaded in. `lossless`: see `measure`."""
+        layers = files.served_layers(len(self.target.layers))
+        head, settings = draft_head(files, self.target.embedding.dtype), asdict(self.decoding)
+        result = measure(self.target, head, layers, prompts.prompts, progress="decode", lossless=lossless, **settings)
+        return self.summary(result, prompts)
 
     def summary(self, result: Measurement, prompts: PromptSet) -> MeasuredAcceptLength:
         accepted = np.array([sum(answer.accepted) for answer in result.decoded], float)

@@ -5,7 +5,6 @@ A fresh export is also compared with the trained head. Shapes: D draft vocabular
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -25,12 +24,11 @@ from eagle3.head_files.check_config import (
     check_servers,
 )
 from eagle3.head_files.check_tensors import check_d2t, check_draft_vocab_size, check_embedding, check_t2d, check_tensors
-from eagle3.head_files.files import HeadFiles, read_files
+from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.finding import Check, Finding, Problem, TargetFacts, facts_of_target, has_errors
-from eagle3.head_files.format import load_head
+from eagle3.head_files.format import draft_head
 from eagle3.head_files.record import write_record
 from eagle3.serving.check.accept_length import CHECK, Measurer
-from eagle3.serving.check.layer_notation import check_notation
 from eagle3.serving.check.origin import check_layer_ids, check_target
 from eagle3.serving.head.export import TrainedHead
 from eagle3.target.files import DTYPES
@@ -87,11 +85,7 @@ def check_head(files: HeadFiles, measurer: Measurer) -> list[Finding]:
     if not can_decode(files, measurer, findings):
         return [*findings, Finding(CHECK, "skipped", "correct the errors above first")]
     prompts = measurer.prompts(files.record)
-    result = measurer.decoded(files.path, prompts)
-    findings.append(measurer.finding(measurer.summary(result, prompts), files.record))
-    if files.record is None:
-        findings.append(check_notation(files, measurer, prompts, [answer.token_ids for answer in result.decoded]))
-    return findings
+    return [*findings, measurer.finding(measurer.measured(files, prompts), files.record)]
 
 
 def can_decode(files: HeadFiles, measurer: Measurer, findings: list[Finding]) -> bool:
@@ -108,29 +102,31 @@ def can_decode(files: HeadFiles, measurer: Measurer, findings: list[Finding]) ->
 # --- a fresh export --------------------------------------------------------------------------------------------------
 
 
-def check_export(trained: TrainedHead, directory: Path, measurer: Measurer | str) -> list[Finding]:
+def check_export(trained: TrainedHead, files: HeadFiles, measurer: Measurer | str) -> tuple[list[Finding], HeadFiles]:
     """Run all checks of a fresh export; `measurer` is the reason where there is no target to measure with.
 
-    The accept length goes into training.json, for later checks to compare with."""
-    files, record = read_files(directory), trained.record
+    The accept length goes into training.json and the returned record, for later checks to compare with."""
+    record = files.record
+    assert record is not None  # an export writes one
     if isinstance(measurer, str):
         facts = TargetFacts(config=trained.target_config, dtype=trained.dtype, identity=None, embedding=None)
     else:
-        facts = facts_of_target(measurer.target, record.target.template_hash)
-    findings = [check_reload(trained, directory), *run_checks(files, facts)]
+        facts = facts_of_target(measurer.target, record.origin.target.template_hash)
+    findings = [check_reload(trained, files), *run_checks(files, facts)]
     if isinstance(measurer, str):
-        return [*findings, Finding(CHECK, "skipped", measurer)]
+        return [*findings, Finding(CHECK, "skipped", measurer)], files
     if has_errors(findings):
-        return [*findings, Finding(CHECK, "skipped", "correct the errors above first")]
+        return [*findings, Finding(CHECK, "skipped", "correct the errors above first")], files
     require_topk(measurer.decoding.topk, trained.head.config.draft_vocab_size)
     prompts = measurer.prompts(record)
     try:
-        result = measurer.measured(directory, prompts)
+        result = measurer.measured(files, prompts)
     except InputError as reason:  # of the kind of target, or its answers are one token long: no fault of the export
-        return [*findings, Finding(CHECK, "skipped", str(reason))]
-    assert files.record is not None
-    write_record(directory, replace(files.record, accept_length=result))
-    return [*findings, excused(measurer.finding(result, record), trained, measurer.min_accept_length)]
+        return [*findings, Finding(CHECK, "skipped", str(reason))], files
+    measured = replace(record, accept_length=result)
+    write_record(files.path, measured)
+    findings.append(excused(measurer.finding(result, record), trained, measurer.min_accept_length))
+    return findings, replace(files, record=measured)
 
 
 def excused(finding: Finding, trained: TrainedHead, min_accept_length: float) -> Finding:
@@ -141,16 +137,16 @@ def excused(finding: Finding, trained: TrainedHead, min_accept_length: float) ->
     return finding
 
 
-def check_reload(trained: TrainedHead, directory: Path) -> Finding:
+def check_reload(trained: TrainedHead, files: HeadFiles) -> Finding:
     """Say whether the files give, on random input, bit for bit the logits of the trained head in the same dtype."""
     try:
-        exported = load_head(directory).head
+        exported = draft_head(files, None)
     except InputError as error:  # the other checks still run
         return Finding("reload", "error", str(error))
     expected = probe_logits(in_dtype(trained.head, DTYPES[trained.dtype]))
     if torch.equal(probe_logits(exported), expected) and torch.equal(exported.draft_ids, trained.head.draft_ids):
         return Finding("reload", "ok", "The files give the same logits as the training checkpoint")
-    return Finding("reload", "error", f"{directory} gives other logits than {trained.record.checkpoint}: export again")
+    return Finding("reload", "error", f"{files.path} gives other logits than {trained.record.checkpoint}: export again")
 
 
 def in_dtype(head: DraftHead, dtype: torch.dtype) -> DraftHead:

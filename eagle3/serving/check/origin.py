@@ -19,7 +19,7 @@ def check_layer_ids(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
         if not files.top_level_ids:
             yield "warning", f"config.json names no layers: vLLM takes its default, the inputs of {layers}"
         return
-    served, trained = [layer - 1 for layer in layers], files.record.capture_layers if files.record else layers
+    served, trained = [layer - 1 for layer in layers], files.record.origin.capture_layers if files.record else layers
     if layers != trained:
         hint = " (those are the inputs of layers, SGLang counts outputs)" if served == trained else ""
         named = f"layer ids {ids}" if ids else f"{IDS_KEY} is missing, and the layer ids of SGLang's default {served}"
@@ -34,6 +34,8 @@ def check_layer_ids(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
             f"{ids_of(layers)}, and reorder the columns of fc.weight likewise if the head was trained in the order of "
             f"the list",
         )
+    elif files.record is None and not files.top_level_ids:
+        yield "warning", f"layer ids {ids}: no file says what they count; {_two_readings(ids)}"
     elif takes_ids_for_inputs(facts.config.model_type, ids):
         yield (
             "warning",
@@ -51,13 +53,17 @@ def _without_ids(files: HeadFiles, layers: list[int]) -> Iterator[Problem]:
         yield "warning", f"config.json names no layers: {default}; set {ids_of(layers)} if the training had these"
         return
     # Trainers for vLLM write `hidden_states` indices there, others have copied SGLang's ids to this place.
-    as_outputs = [layer - 1 for layer in elsewhere]
-    level: Level = "warning" if served in (elsewhere, as_outputs) else "error"
-    yield (
-        level,
-        f"{LAYER_IDS}={elsewhere} is at the top level, which SGLang does not read: {default}; set {IDS_KEY} to "
-        f"{as_outputs} if they are hidden_states indices, as vLLM reads them; else they are outputs of layers: set "
-        f"{ids_of([layer + 1 for layer in elsewhere])}",
+    level: Level = "warning" if served in (elsewhere, [layer - 1 for layer in elsewhere]) else "error"
+    place = f"{LAYER_IDS}={elsewhere} is at the top level, which SGLang does not read"
+    yield level, f"{place}: {default}; {_two_readings(elsewhere)}"
+
+
+def _two_readings(ids: list[int]) -> str:
+    """Name the layers that ids of another trainer may mean. On layers one off, a head still drafts, but worse."""
+    outputs = ids_of([layer + 1 for layer in ids])
+    return (
+        f"set {ids_of(ids)} if the training counted hidden_states, as vLLM does, or {outputs} if it counted outputs of "
+        f"layers, as SGLang does"
     )
 
 
@@ -68,12 +74,12 @@ def check_target(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     elif files.record is None:
         yield from _by_name(files, facts.identity.name)
     else:
-        yield from _by_identity(files.record.target, facts.identity)
+        yield from _by_identity(files.record.origin.target, facts.identity)
 
 
 def warn_of_precision(files: HeadFiles, served: TargetIdentity) -> None:
     """Say what differs where the target may be that of the training in another precision, and is measured anyway."""
-    if files.record and (difference := other_precision(files.record.target, served)):
+    if files.record and (difference := other_precision(files.record.origin.target, served)):
         log.warning("head=%s: %s", files.path, difference)
 
 

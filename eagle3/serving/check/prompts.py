@@ -12,7 +12,7 @@ from eagle3.answers.chat import Chat, RefusedConversation
 from eagle3.errors import InputError
 from eagle3.features.concat import open_source
 from eagle3.features.source import as_setting
-from eagle3.head_files.record import StoreRecord
+from eagle3.head_files.record import Origin
 from eagle3.prompts import Prompt, Refused, Source, plain_source, read_prompts
 from eagle3.settings.serving import PromptFile
 
@@ -66,15 +66,15 @@ def question_prompts(chat: Chat, questions: list[str], *, max_length: int) -> Pr
     return _prompt_set("check.questions", _encoded(chat, conversations, left_out), left_out, max_length)
 
 
-def validation_prompts(store: StoreRecord, *, limit: int | None, max_length: int) -> PromptSet:
+def validation_prompts(trained_on: Origin, *, limit: int | None, max_length: int) -> PromptSet:
     """Read prompts that training held out, from the store that it recorded; InputError if it is there no more.
 
     Validation is the lowest shares of the split, so they are taken from the bottom up."""
-    features = open_source(store.path)
-    if features.fingerprint != store.hash:
+    features = open_source(trained_on.path)
+    if features.fingerprint != trained_on.hash:
         raise InputError(f"{as_setting(features.location)} is no longer the store of the training")
     shares, firsts = np.unique(features.samples.split, return_index=True)  # the first sample of each prompt
-    held_out = (features.samples[int(first)] for first in firsts[shares < store.val_fraction])
+    held_out = (features.samples[int(first)] for first in firsts[shares < trained_on.val_fraction])
     samples = (features.read(ref) for ref in held_out)
     prompts = (("validation", each.input_ids[: int((each.turns > 0).int().argmax())].tolist()) for each in samples)
     origin = f"validation prompts of {as_setting(features.location)}"

@@ -39,7 +39,7 @@ def require_comparable(folders: Sequence[Path], target: TargetFiles, settings: C
 def require_own_target(files: HeadFiles, target: TargetIdentity, parts: tuple[str, ...]) -> None:
     """Raise InputError for a head whose training.json names a target that differs in one of the `parts`, unless it may
     be the same in another precision."""
-    trained = files.record.target if files.record else target  # other trainers record none
+    trained = files.record.origin.target if files.record else target  # other trainers record none
     differing = differences(trained, target, parts)
     if differing and other_precision(trained, target) is None:
         raise InputError(

@@ -45,7 +45,7 @@ class TrainingData:
 def write_card(files: HeadFiles, settings: dict[str, Any], draft: Draft) -> None:
     """Write the card of an exported head; `settings` are those of its training, `draft` how it is best served."""
     assert files.record is not None  # an export writes one
-    card = model_card(files, settings, draft, training_data(files.record.store.path))
+    card = model_card(files, settings, draft, training_data(files.record.origin.path))
     write_whole(files.path / FILE, card.encode())
 
 
@@ -77,7 +77,7 @@ def training_data(stores: str | list[str]) -> TrainingData | None:
 def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: TrainingData | None) -> str:
     record = files.record
     assert record is not None
-    name, license = record.target.name, license_of(data)
+    name, license = record.origin.target.name, license_of(data)
     front_matter = ModelCardData(
         base_model=name if is_hub_id(name) else None,
         license=license,

@@ -7,12 +7,12 @@ from typing import Any
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead, WithoutValues
 from eagle3.head.registry import kind_named
-from eagle3.head_files.files import INDEX
+from eagle3.head_files.files import INDEX, HeadFiles, read_files
 from eagle3.head_files.format import is_exported_head, save_head
-from eagle3.head_files.record import HeadRecord, StoreRecord, write_record
+from eagle3.head_files.record import HeadRecord, write_record
 from eagle3.storage.files import sha256_file
 from eagle3.storage.records import read_sealed_json
-from eagle3.storage.replace import replacing, require_free_place
+from eagle3.storage.replace import require_free_place
 from eagle3.target.facts import TargetConfig
 from eagle3.training.checkpoint import read_checkpoint
 
@@ -22,12 +22,15 @@ SIMULATED = "val/served_accept_length_"  # metrics of validation, followed by th
 
 @dataclass(frozen=True)
 class TrainedHead:
-    """A trained head in float32, the record of its training, and what it must know of its target."""
+    """A trained head in float32, and the record of its training."""
 
     head: DraftHead
     record: HeadRecord
-    target_config: TargetConfig
     settings: dict[str, Any] = field(default_factory=dict)  # by config key: what the training kept to
+
+    @property
+    def target_config(self) -> TargetConfig:
+        return self.record.origin.target_config
 
     @property
     def dtype(self) -> str:
@@ -59,13 +62,11 @@ def _existing(path: Path, setting: str) -> Path:
 def read_trained(path: Path) -> TrainedHead:
     """Build the head, and its record, from a Lightning checkpoint of HeadTraining."""
     checkpoint = read_checkpoint(path, setting="run or checkpoint")
-    training, origin, prefix = checkpoint.record, checkpoint.record.origin, "head."
+    training, prefix = checkpoint.record, "head."
     kind = kind_named(training.kind)
     record = HeadRecord(
         format_version=HeadRecord.FORMAT_VERSION,
         kind=training.kind,
-        head_config=training.head_config,
-        capture_layers=origin.capture_layers,
         ttt_steps=training.ttt_steps,
         simulated_accept_length={
             int(key.removeprefix(SIMULATED)): value
@@ -73,13 +74,7 @@ def read_trained(path: Path) -> TrainedHead:
             if key.startswith(SIMULATED)
         },
         accept_length=None,
-        target=origin.target,
-        store=StoreRecord(
-            path=origin.path,
-            hash=origin.hash,
-            val_fraction=origin.val_fraction,
-            tokens_of_99_percent=origin.tokens_of_99_percent,
-        ),
+        origin=training.origin,
         checkpoint="/".join(checkpoint.path.resolve().parts[-3:]),  # RUN/checkpoints/FILE: not whose disk it was on
         started_from=training.settings.get("init_from", {}),
         versions={},
@@ -89,27 +84,24 @@ def read_trained(path: Path) -> TrainedHead:
     with WithoutValues():
         head = kind.new_head(kind.config_type(**training.head_config), weights["draft_ids"])
     head.load_state_dict(weights)
-    return TrainedHead(head.eval().requires_grad_(False), record, origin.target_config, training.settings)
+    return TrainedHead(head.eval().requires_grad_(False), record, training.settings)
 
 
 def target_settings(settings: dict[str, Any], trained: TrainedHead) -> dict[str, Any]:
     """Return the `target` keys, with the path and revision that the features were made from where no path is set."""
-    recorded = {"path": trained.record.target.name, "revision": trained.record.target.revision}
+    target = trained.record.origin.target
+    recorded = {"path": target.name, "revision": target.revision}
     return settings if settings["path"] is not None else settings | recorded
 
 
-def export_head(trained: TrainedHead, directory: Path, *, versions: dict[str, str]) -> None:
-    """Write the head's folder, whole or not at all; an older head there is replaced, anything else is not."""
-    require_replaceable(directory)
-    with replacing(directory) as new:
-        write_head(trained, new, versions=versions)
-
-
-def write_head(trained: TrainedHead, folder: Path, *, versions: dict[str, str]) -> None:
-    """Write the head's files into an empty folder."""
-    save_head(folder, trained.head, trained.record.capture_layers, trained.dtype)
-    files = {path.name: sha256_file(path) for path in sorted(folder.iterdir())}
-    write_record(folder, replace(trained.record, versions=versions, files=files))
+def write_head(trained: TrainedHead, folder: Path, *, versions: dict[str, str]) -> HeadFiles:
+    """Write the head's files into a folder without any, and return them as they are read back."""
+    save_head(folder, trained.head, trained.record.origin.capture_layers, trained.dtype)
+    hashes = {path.name: sha256_file(path) for path in sorted(folder.iterdir())}
+    record = replace(trained.record, versions=versions, files=hashes)
+    files = read_files(folder)  # before there is a record, whose hashes would be compared with those just made
+    write_record(folder, record)
+    return replace(files, record=record)
 
 
 def require_replaceable(directory: Path) -> None:

@@ -82,7 +82,7 @@ def check_files(settings: LaunchSettings, head: str, target: TargetFiles, *, wei
     files = read_files(head) if weights else read_without_weights(head)
     weight_files(files.path)  # they have to be there
     if files.record:  # the target's weights are not compared: only the server reads them
-        warn_of_precision(files, identity_of(target, files.record.target.weights_hash))
+        warn_of_precision(files, identity_of(target, files.record.origin.target.weights_hash))
     facts = TargetFacts(
         config=target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype),
         dtype=target.checkpoint_dtype,

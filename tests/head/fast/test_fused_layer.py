@@ -20,10 +20,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from eagle3.head.attention import KeysValues, MakeAttention, PaddedAttention
 from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.fast.flash_kernels import VarlenKernel
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.fast.fused_weights import Matrix
 from eagle3.head.fast.products import Products
+from eagle3.head.fast.varlen_kernel import VarlenKernel
 from eagle3.head.kernels import kernel_backend
 from eagle3.head.layer import MakeLayer, PlainLayer
 from eagle3.head.loss import ComputeLoss, UnrollLoss, plain_loss

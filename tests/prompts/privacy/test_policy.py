@@ -56,7 +56,7 @@ def test_every_message_is_read_whatever_its_role(privacy, position):
 
 
 def test_an_earlier_message_says_what_a_number_is(privacy):
-    assert privacy(prompt("Please enter your BSN.", "111222333")).reason == "personal data: NL_BSN"
+    assert privacy(prompt("Please enter your BSN.", "111222333")).reason == "personal data: NATIONAL_ID"
     assert privacy(prompt("Please enter a number.", "111222333")).reason is None
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from stores import ASSETS
 
-from eagle3.prompts.privacy.ids import PERSONAL, modules
+from eagle3.prompts.privacy.ids import CLEAR, NAMES, check_of
 from eagle3.prompts.privacy.policy import readable
 from eagle3.prompts.privacy.recogniser import Span, has_context, words
 from tests.prompts.privacy.test_policy import build_privacy
@@ -79,34 +79,26 @@ FOUND = {
         "donate ⟦44AFFq5kSiGBoZ4NMDwYtN18obc8AemS33DBLWs3H7otXft3XjrpDtQGv7SqSsaBYBb98uNbr2VBBEt7f2wfn3RVGQBEP3A⟧",
         "my Solana wallet ⟦7EcDhSYGxXyscszYEp35KHN8vvw3svAuLKTzXwCFLtV⟧ is empty",
     ],
-    "US_SSN": [
+    "NATIONAL_ID": [
         'record = {"ssn": "⟦140-94-2831⟧"}', "my Social Security # ⟦315 44 0069⟧ is refused",
         "name,ssn\nAnna,⟦123456788⟧\nTom,⟦123456789⟧",
-    ],
-    "US_ITIN": ["¿Es correcto ⟦929-86-6790⟧?"],
-    "UK_NINO": ["| a | ⟦PS 46 96 40 A⟧ | c |", "national_insurance_number=⟦BJ367118B⟧"],
-    "UK_NHS_NUMBER": ["NHS number: ⟦216 464 3690⟧\nPlan: basic"],
-    "UK_UTR": ["<self_assessment_utr>⟦95055 36170⟧</self_assessment_utr>"],
-    "DE_TAX_ID": ["Meine Steuer-ID lautet ⟦32 498 851 062⟧."],
-    "DE_TAX_NUMBER": ["St.-Nr.: ⟦56/438/66137⟧, stimmt das so?", "national id number ⟦44051401359⟧"],
-    "FR_SOCIAL_SECURITY": [
+        "¿Es correcto ⟦929-86-6790⟧?",
+        "| a | ⟦PS 46 96 40 A⟧ | c |", "national_insurance_number=⟦BJ367118B⟧",
+        "NHS number: ⟦216 464 3690⟧\nPlan: basic",
+        "<self_assessment_utr>⟦95055 36170⟧</self_assessment_utr>",
+        "Meine Steuer-ID lautet ⟦32 498 851 062⟧.",
+        "St.-Nr.: ⟦56/438/66137⟧, stimmt das so?", "national id number ⟦44051401359⟧",
         "Mon NIR est ⟦270066888382903⟧, pouvez-vous vérifier ?", "| a | ⟦2 04 07 2A 323 518 56⟧ | c |",
-    ],
-    "FR_TAX_ID": ["my French tax id ⟦27 65 658 188 482⟧ is refused"],
-    "ES_NATIONAL_ID": [
+        "my French tax id ⟦27 65 658 188 482⟧ is refused",
         "Anna wrote: ⟦Z9131122N⟧\nWhat should I answer?", "Mi DNI es ⟦77933625B⟧ y necesito ayuda", "DNI ⟦30000000L⟧",
         "it's ⟦30000000L⟧",
-    ],
-    "IT_FISCAL_CODE": ['x = "⟦DLLRDC43B01D205D⟧"', "codice fiscale: ⟦vcfznz73l45c643i⟧"],
-    "NL_BSN": ["Dutch BSN: ⟦3982.89.098⟧\nPlan: basic"],
-    "BR_CPF": [
+        'x = "⟦DLLRDC43B01D205D⟧"', "codice fiscale: ⟦vcfznz73l45c643i⟧",
+        "Dutch BSN: ⟦3982.89.098⟧\nPlan: basic",
         "it's ⟦372.008.488-40⟧, same as last time",
         "My CPF is ⟦\uff13\uff10\uff16.\uff14\uff16\uff10.\uff14\uff19\uff14-\uff15\uff13⟧.",
         "⟦529.982.247-25⟧", "CPF ⟦52998224725⟧",
-    ],
-    "IN_AADHAAR": ["my UIDAI no. is ⟦8669 7187 1781⟧, why?"],
-    "IN_PAN": ["id\tpan\tnote\n17\t⟦NRXPQ8251X⟧\tpaid"],
-    "NATIONAL_ID": [
+        "my UIDAI no. is ⟦8669 7187 1781⟧, why?",
+        "id\tpan\tnote\n17\t⟦NRXPQ8251X⟧\tpaid",
         "numer PESEL: ⟦44051401359⟧", "Mein Bruder hat die AHV-Nummer ⟦756.9217.0769.85⟧",
         "mitt personnummer är ⟦880320-0016⟧", "henkilötunnus ⟦131052-308T⟧", "CURP ⟦BOXW310820HNERXN09⟧",
         "my SIN: ⟦123-456-782⟧", "OIB ⟦33392005961⟧", "身份证号码: ⟦360426199101010071⟧",
@@ -211,7 +203,7 @@ def test_a_finding_is_the_whole_identifier_and_nothing_else(recognisers, entity,
 
 def test_every_entity_and_every_country_has_its_check(recognisers):
     assert set(FOUND) == set(recognisers.actions)
-    assert len(modules()) == len(PERSONAL)
+    assert all(map(check_of, NAMES)) and set(CLEAR) <= set(NAMES)
 
 
 PASSES = [
@@ -247,7 +239,8 @@ PASSES = [
     "token = version2", "integrity sha256-a+WECgSc0MTdFtRCGGAFdl5uIy1ZLQXBeFff14edVN8=",
     "sha256-Z9vpnAn3rl541upWfaAhmTK38wpcBJpkOsrLimAn4o4=", ">>> token_hex(16)\n'f9bf78b9a18ce6d46a0cd2b0b86df9da'",
     "--private-key-file-name", "order 44051401359 came", "numer PESEL: 12345", "order 756.9217.0769.85 came",
-    "order 360426199101010071 came", "a form for the SSN, order 470312-2881820",
+    "order 360426199101010071 came", "the income tax on 12500000 euro", "social costs of 20240115 euro",
+    "a form for the SSN, order 470312-2881820",
     "a form for the SSN, order 914-48-5809", "it is 4242424242424241.", "it is 490154203237518.",
     "it is 9999999999999995.", "Your password is too short.", "The password must be 8 to 20 characters long.",
     "My password is 5 characters long.", "The password is now stored in the keyring.", "Das Passwort ist falsch.",

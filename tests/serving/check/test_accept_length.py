@@ -7,6 +7,7 @@ import pytest
 from exported_head import measured, with_record
 
 from eagle3.decoding.speculate import Decoded, Measurement
+from eagle3.head_files.files import read_files
 from eagle3.head_files.record import HeadRecord
 from eagle3.serving.check import accept_length
 from eagle3.serving.check.accept_length import Measurer
@@ -102,5 +103,5 @@ def test_one_answer_that_holds_all_verifications_has_an_accept_length_and_no_err
     long, short = Decoded([5] * 40, 20, [12, 8], 0, "stop"), Decoded([2], 0, [0, 0], 0, "stop")
     decodings = Measurement([long, short, short], 1.0, 1.0)
     monkeypatch.setattr(accept_length, "measure", lambda *given, **settings: decodings)
-    result = measurer.measured(exported, measurer.prompts(None))
+    result = measurer.measured(read_files(exported), measurer.prompts(None))
     assert (result.accept_length, result.standard_error, result.dtype) == (2.0, None, "float32")

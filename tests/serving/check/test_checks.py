@@ -15,17 +15,18 @@ from exported_head import (
     as_specforge,
     as_speculators,
     errors,
+    export_head,
     in_another_order,
     name_layers,
     random_head,
     setting,
+    with_origin,
 )
 from two_layer_head import TwoLayers
 
 from eagle3.head_files.files import read_files
 from eagle3.head_files.finding import Finding, TargetFacts
 from eagle3.serving.check.checks import run_checks
-from eagle3.serving.head.export import export_head
 from eagle3.target.facts import target_config
 from eagle3.target.model import Target
 
@@ -88,7 +89,19 @@ def test_a_sound_head_of_the_speculators_has_only_its_layout_to_change(
     findings = findings_of(exported, facts)
     assert levels(findings) == {"layer_ids": "warning"}
     [unread] = [finding.message for finding in findings if finding.check == "layer_ids"]
-    assert f"set eagle_config.{IDS} to [1, 3, 4] if they are hidden_states indices, as vLLM reads them" in unread
+    assert "[1, 3, 4]" in unread and "[2, 4, 5]" in unread
+
+
+@pytest.mark.parametrize(("twice", "expected"), [(True, {}), (False, {"layer_ids": "warning"})])
+def test_ids_that_another_trainer_wrote_once_are_named_in_both_readings(
+    twice: bool, expected: dict[str, str], exported: Editable, facts: TargetFacts
+) -> None:
+    exported.training = None
+    name_layers(exported.config, [1, 3, 4], twice=twice)
+    found = {item.check: item for item in findings_of(exported, facts)}
+    assert levels([*found.values()]) == {"target": "skipped"} | expected
+    readings = [f"{LAYER_KEY} to {outputs}" for outputs in ([0, 2, 3], [1, 3, 4])]
+    assert [reading in found["layer_ids"].message for reading in readings] == [not twice] * 2
 
 
 @pytest.mark.parametrize(
@@ -121,8 +134,7 @@ def test_a_target_that_reads_longer_texts_than_the_training_had_is_said(
     tokens: int | None, window: int | None, facts: TargetFacts, tmp_path: Path
 ) -> None:
     trained = random_head(facts, FINGERPRINT)
-    store = replace(trained.record.store, tokens_of_99_percent=tokens)
-    export_head(replace(trained, record=replace(trained.record, store=store)), tmp_path / "head", versions={})
+    export_head(with_origin(trained, tokens_of_99_percent=tokens), tmp_path / "head", versions={})
     [found] = [each for each in findings_of(Editable(tmp_path / "head"), facts) if each.check == "context"]
     assert found.level == "ok" and ("99 %" in found.message) == (window is not None)
     assert window is None or found.message.endswith(f"with and without compare.draft_window={window}")
@@ -163,7 +175,7 @@ def layer_ids(ids: Any) -> Change:
 def recorded_layers(layers: list[int], spoil: Change) -> Change:
     def spoilt(head: Editable) -> None:
         assert head.training is not None
-        head.training["capture_layers"] = layers
+        head.training["origin"]["capture_layers"] = layers
         spoil(head)
 
     return spoilt
@@ -250,15 +262,13 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
     (layer_ids(None), "layer_ids", "warning", "names no layers: SGLang takes its default", f"{TOP} to [2, 4, 5]"),
     (
         at_top_level([2, 4, 5]), "layer_ids", "warning", "at the top level, which SGLang does not read",
-        f"set {LAYER_KEY} to [1, 3, 4] if they are hidden_states indices, as vLLM reads them; else they are outputs of "
-        f"layers: set {LAYER_KEY} to [2, 4, 5] and {TOP} to [3, 5, 6]",
+        f"or {LAYER_KEY} to [2, 4, 5] and {TOP} to [3, 5, 6] if",
     ),
     (at_top_level([1, 4, 6]), "layer_ids", "error", "takes its default, the outputs of [1, 3, 4]", "to [0, 3, 5]"),
     (
         unset("rope_theta", "rope_scaling", "rope_parameters"), "rope", "error", "rope_theta is missing: SGLang assum",
         "set rope_parameters to {'rope_type': 'default', 'rope_theta': 10000.0}",
     ),
-    (setting(rope_parameters=ROPE, rope_theta=5e5), "rope", "error", "is not that of the training", "set rope_p"),
     (foreign(setting(rope_parameters=ROPE, rope_theta=5e5)), "rope", "warning", "is not the target's", "set it"),
     (setting(rope_theta=5e5), "rope", "error", "rope_theta and rope_scaling say", "make them agree"),
     (setting(rope_parameters=ROPE | {"rope_type": "spiral"}), "model", "error", "rope_type=spiral", "correct it"),
@@ -289,7 +299,7 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
     (setting(rope_is_neox_style=False), "options", "error", "rope_is_neox_style=False: SGLang rotates", "remove the"),
     (setting(mlp_bias=True), "options", "error", "mlp_bias=true: of biases SGLang keeps o_proj's", "train without"),
     (
-        lambda head: head.training["target"].update(weights_hash="other"), "target", "error",
+        lambda head: head.training["origin"]["target"].update(weights_hash="other"), "target", "error",
         "weights: the head was trained on tiny", "use that",
     ),
     (of_verifier("their/other-model"), "target", "warning", "trained on their/other-model", "give that"),

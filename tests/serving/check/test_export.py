@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import FINGERPRINT, Editable, errors, random_head, with_record
+from exported_head import (
+    FINGERPRINT,
+    Editable,
+    as_speculators,
+    errors,
+    export_head,
+    name_layers,
+    random_head,
+    with_origin,
+    with_record,
+)
 from heads import LLAMA3
 from safetensors.torch import save_file
 from stores import open_store
@@ -17,7 +27,8 @@ from eagle3.head_files.finding import Finding, TargetFacts
 from eagle3.head_files.format import load_head
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.checks import check_export, check_head, check_reload, excused, in_dtype, probe_logits
-from eagle3.serving.head.export import TrainedHead, export_head
+from eagle3.serving.head.export import TrainedHead
+from eagle3.target.model import Target
 
 OPTIONS = {
     "plain": {},
@@ -32,21 +43,21 @@ TENSORS = ["fc.weight", "norm.weight", "midlayer.hidden_norm.weight", "midlayer.
 def test_the_exported_head_gives_the_logits_of_the_trained_one(name: str, facts: TargetFacts, tmp_path: Path) -> None:
     trained = random_head(facts, FINGERPRINT, **OPTIONS[name])
     export_head(trained, tmp_path / "head", versions={})
-    loaded = load_head(tmp_path / "head").head
+    loaded = load_head(tmp_path / "head", num_layers=8).head
     assert torch.equal(probe_logits(loaded), probe_logits(in_dtype(trained.head, torch.bfloat16)))
-    assert check_reload(trained, tmp_path / "head").level == "ok"
+    assert check_reload(trained, read_files(tmp_path / "head")).level == "ok"
 
 
 def test_where_the_weights_begin_in_the_file_makes_no_difference(
     facts: TargetFacts, trained_on_tiny: TrainedHead, tmp_path: Path
 ) -> None:
-    trained = replace(trained_on_tiny, target_config=replace(facts.config, dtype="float32"))
+    trained = with_origin(trained_on_tiny, target_config=replace(facts.config, dtype="float32"))
     export_head(trained, tmp_path / "head", versions={})
     tensors = {name: tensor.clone() for name, tensor in read_files(tmp_path / "head").tensors.items()}
     (tmp_path / "head/training.json").unlink()  # it has the file's sha256
     for padding in range(0, 64, 8):
         save_file(tensors, tmp_path / "head/model.safetensors", {"format": "pt" + padding * " "})
-        assert check_reload(trained, tmp_path / "head").level == "ok"
+        assert check_reload(trained, read_files(tmp_path / "head")).level == "ok"
 
 
 @pytest.mark.parametrize("tensor", TENSORS)
@@ -54,7 +65,7 @@ def test_a_changed_tensor_is_found(tensor: str, trained_on_tiny: TrainedHead, ex
     written = Editable(exported)
     written.tensors[tensor].view(-1)[0] += 1
     written.save()
-    finding = check_reload(trained_on_tiny, exported)
+    finding = check_reload(trained_on_tiny, read_files(exported))
     assert finding.level == "error" and "gives other logits than /nowhere/best.ckpt: export again" in finding.message
 
 
@@ -62,7 +73,7 @@ def test_a_head_that_accepts_nothing_is_an_error_when_served_and_a_warning_when_
     trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], exported: Path
 ) -> None:
     measurer = make_measurer(min_accept_length=3.5)  # more than two steps can give
-    at_export = check_export(trained_on_tiny, exported, measurer)
+    at_export, _ = check_export(trained_on_tiny, read_files(exported), measurer)
     assert [(item.check, item.level) for item in at_export if item.level != "ok"] == [("accept_length", "warning")]
     later = check_head(read_files(exported), measurer)
     assert "min_accept_length is 3.5; if the other checks pass, the head is of another target" in str(errors(later))
@@ -72,7 +83,7 @@ def test_what_was_measured_at_export_is_recorded_and_compared_with_later(
     trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], exported: Path
 ) -> None:
     measurer = make_measurer()
-    assert errors(check_export(trained_on_tiny, exported, measurer)) == {}
+    assert errors(check_export(trained_on_tiny, read_files(exported), measurer)[0]) == {}
     files = read_files(exported)
     assert files.record is not None and files.record.accept_length is not None
     recorded = files.record.accept_length
@@ -88,10 +99,10 @@ def test_what_was_measured_at_export_is_recorded_and_compared_with_later(
 def test_an_export_is_compared_with_what_its_training_simulated_on_the_same_prompts(
     trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], store_path: Path, tmp_path: Path
 ) -> None:
-    store = replace(trained_on_tiny.record.store, path=str(store_path), hash=open_store(store_path).fingerprint)
-    trained, head = with_record(trained_on_tiny, simulated_accept_length={2: 9.0}, store=store), tmp_path / "head"
+    trained = with_origin(trained_on_tiny, path=str(store_path), hash=open_store(store_path).fingerprint)
+    trained, head = with_record(trained, simulated_accept_length={2: 9.0}), tmp_path / "head"
     export_head(trained, head, versions={})
-    found = errors(check_export(trained, head, make_measurer()))
+    found = errors(check_export(trained, read_files(head), make_measurer())[0])
     assert f"(validation prompts of {store_path}); validation during training simulated 9.000" in found["accept_length"]
 
 
@@ -101,7 +112,7 @@ def test_what_an_export_cannot_measure_is_skipped_with_the_reason(
     exported: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    findings = check_export(trained_on_tiny, exported, "target.path=/gone does not exist")
+    findings, _ = check_export(trained_on_tiny, read_files(exported), "target.path=/gone does not exist")
     assert [item for item in findings if item.level == "skipped"] == [
         Finding("target", "skipped", "the target was not at hand"),
         Finding("accept_length", "skipped", "target.path=/gone does not exist"),
@@ -111,7 +122,7 @@ def test_what_an_export_cannot_measure_is_skipped_with_the_reason(
         raise InputError("of that kind of target")
 
     monkeypatch.setattr(Measurer, "measured", fail)
-    findings = check_export(trained_on_tiny, exported, make_measurer())
+    findings, _ = check_export(trained_on_tiny, read_files(exported), make_measurer())
     assert findings[-1] == Finding("accept_length", "skipped", "of that kind of target")
 
 
@@ -124,3 +135,21 @@ def test_an_export_is_excused_where_training_simulated_too_short_an_accept_lengt
     trained, finding = with_record(trained_on_tiny, simulated_accept_length=simulated), Finding("x", "error", "short")
     assert excused(finding, trained, 1.05).level == level
     assert excused(replace(finding, level="ok"), trained, 1.05).level == "ok"
+
+
+def test_a_head_of_the_speculators_is_decoded_before_its_layout_is_changed(
+    exported: Path, make_measurer: Callable[..., Measurer], target: Target
+) -> None:
+    head = Editable(exported)
+    as_speculators(head, target.embedding)
+    head.save()
+    found = {item.check: item.level for item in check_head(read_files(exported), make_measurer())}
+    assert found["layout"] == "error" and found["accept_length"] != "skipped"
+
+
+def test_a_head_that_cannot_be_decoded_is_not(exported: Path, make_measurer: Callable[..., Measurer]) -> None:
+    head = Editable(exported)
+    name_layers(head.config, [1, 3, 99])
+    head.save()
+    found = check_head(read_files(exported), make_measurer())
+    assert found[-1] == Finding("accept_length", "skipped", "correct the errors above first")

@@ -5,12 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from exported_head import tiny_chat
-from stores import open_store
+from exported_head import FINGERPRINT, origin_of, tiny_chat
+from stores import TARGET_CONFIG, open_store
 
 from eagle3.errors import InputError
 from eagle3.features.split import split_fraction
-from eagle3.head_files.record import StoreRecord
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.prompts import file_prompts, longest_prompt, prompt_source, validation_prompts
 from eagle3.storage.files import write_jsonl
@@ -24,7 +23,7 @@ def test_validation_prompts_are_the_prompt_parts_of_the_lowest_shares(store_path
     )
     expected = [sample.input_ids[: sample.turns.tolist().index(1)].tolist() for sample in samples]
     below = sum(split_fraction(sample.id) < 0.5 for sample in samples)
-    store = StoreRecord(path=str(store_path), hash=features.fingerprint, val_fraction=0.5)
+    store = origin_of(FINGERPRINT, TARGET_CONFIG, path=str(store_path), hash=features.fingerprint, val_fraction=0.5)
     assert validation_prompts(store, limit=3, max_length=99).prompts == expected[:3]
     assert validation_prompts(store, limit=3, max_length=99).from_validation
     assert validation_prompts(store, limit=None, max_length=99).prompts == expected[:below]

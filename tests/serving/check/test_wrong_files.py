@@ -12,6 +12,7 @@ from exported_head import (
     Editable,
     as_speculators,
     edit_tensors,
+    export_head,
     random_head,
     tiny_facts,
     tiny_target,
@@ -23,7 +24,6 @@ from eagle3.head_files.files import INDEX, read_files
 from eagle3.head_files.finding import TargetFacts
 from eagle3.head_files.format import is_exported_head, load_head
 from eagle3.serving.check.checks import run_checks
-from eagle3.serving.head.export import export_head
 
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 2048, "beta_fast": 32, "beta_slow": 1}
 MORE: dict[str, Any] = {

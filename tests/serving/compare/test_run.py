@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import IDS, Editable, random_head, tiny_facts, tiny_target
+from exported_head import IDS, Editable, export_head, random_head, tiny_facts, tiny_target
 from fitted_head import CHAIN, LAYERS, PROMPT, TREE, fitted_head, stopping_at
 from two_layer_head import TwoLayers
 
@@ -18,7 +18,6 @@ from eagle3.head_files.format import save_head
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import head_folders, require_comparable
 from eagle3.serving.compare.run import compare, names
-from eagle3.serving.head.export import export_head
 from eagle3.settings.serving import CompareSettings
 from eagle3.settings.types import validated
 from eagle3.storage.records import read_sealed_json

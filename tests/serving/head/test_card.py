@@ -10,9 +10,10 @@ from typing import Any
 
 import defaults
 import pytest
-from exported_head import FINGERPRINT, LAYERS, record_of
+from exported_head import FINGERPRINT, LAYERS, record_of, with_origin
 from heads import make_head
 from huggingface_hub import ModelCard
+from stores import TARGET_CONFIG
 
 from eagle3.engine.command import launch_command
 from eagle3.engine.draft import Draft
@@ -44,7 +45,7 @@ def make_files(tmp_path: Path) -> Callable[..., HeadFiles]:
         folder, head = tmp_path / "head", make_head(**options)
         folder.mkdir(exist_ok=True)
         save_head(folder, head, LAYERS, "float32")
-        made = record_of(head, FINGERPRINT)
+        made = record_of(head, FINGERPRINT, TARGET_CONFIG)
         record = replace(made, simulated_accept_length={3: 2.01, 7: 2.5}, versions={"torch": "2.9"})
         return replace(read_files(folder), record=record)
 
@@ -58,7 +59,7 @@ def files(make_files: Callable[..., HeadFiles]) -> HeadFiles:
 
 def of_target(files: HeadFiles, name: str) -> HeadFiles:
     assert files.record is not None
-    return replace(files, record=replace(files.record, target=replace(files.record.target, name=name)))
+    return with_origin(files, target=replace(files.record.origin.target, name=name))
 
 
 def of_hub(files: HeadFiles) -> HeadFiles:
@@ -115,8 +116,7 @@ def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_licences_origins_and_credits_come_from_the_ledger(answered: Path, files: HeadFiles) -> None:
     assert files.record is not None
-    store = replace(files.record.store, path=str(answered / "features"))
-    write_card(replace(files, record=replace(files.record, store=store)), SETTINGS, DRAFT)
+    write_card(with_origin(files, path=str(answered / "features")), SETTINGS, DRAFT)
     text = (files.path / "README.md").read_text()
     assert "| MIT | 3 |" in text and "| tickets\\|web | 5 |" in text and "credit to Ours Ltd" in text
     assert "7 prompts." in text and "2 of these prompts the target wrote itself" in text and "temperature 0.9" in text

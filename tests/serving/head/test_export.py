@@ -1,12 +1,12 @@
 """Export: the best Lightning checkpoint of a run becomes a head's folder, whole or not at all."""
 
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from exported_head import FINGERPRINT, LAYERS, record_of, save_checkpoint
+from exported_head import FINGERPRINT, export_head, record_of, save_checkpoint, with_origin
 from heads import make_head
 from pydantic_core import PydanticSerializationError
 from stores import TARGET_CONFIG
@@ -17,7 +17,6 @@ from eagle3.head_files.format import load_head
 from eagle3.head_files.record import read_record
 from eagle3.serving.head.export import (
     TrainedHead,
-    export_head,
     find_checkpoint,
     read_trained,
     require_replaceable,
@@ -31,20 +30,19 @@ from eagle3.storage.replace import replacing
 @pytest.fixture
 def trained(tmp_path: Path) -> TrainedHead:
     head = make_head().float()
-    written = TrainedHead(head, record_of(head, FINGERPRINT), replace(TARGET_CONFIG, dtype="bfloat16"))
+    written = TrainedHead(head, record_of(head, FINGERPRINT, replace(TARGET_CONFIG, dtype="bfloat16")))
     return read_trained(save_checkpoint(tmp_path / "run/checkpoints/best-step9-accept2.000.ckpt", written))
 
 
 def test_a_checkpoint_becomes_the_head_and_its_record(trained: TrainedHead, tmp_path: Path) -> None:
     export_head(trained, tmp_path / "head", versions={"torch": "x"})
-    loaded, record = load_head(tmp_path / "head"), read_record(tmp_path / "head", made_by="this test")
+    loaded, record = load_head(tmp_path / "head", num_layers=8), read_record(tmp_path / "head", made_by="this test")
     weights = {name: weight.bfloat16() for name, weight in trained.head.named_parameters()}
     torch.testing.assert_close(dict(loaded.head.named_parameters()), weights, rtol=0, atol=0)
     assert torch.equal(loaded.head.draft_ids, trained.head.draft_ids)
     assert record is not None
-    assert (record.head_config, record.capture_layers) == (asdict(trained.head.config), LAYERS)
     assert (record.simulated_accept_length, record.accept_length) == ({7: 1.0}, None)
-    assert (record.target, record.versions) == (FINGERPRINT, {"torch": "x"})
+    assert (record.origin, record.versions) == (trained.record.origin, {"torch": "x"})
     assert record.checkpoint == "run/checkpoints/best-step9-accept2.000.ckpt"
 
 
@@ -146,9 +144,9 @@ def test_a_kill_at_any_instant_leaves_a_whole_head(
 
 
 def test_paths_in_the_record_are_as_seen_from_the_folder_of_the_head(trained: TrainedHead, tmp_path: Path) -> None:
-    target = replace(trained.record.target, name=str(tmp_path / "here/models/mine"))
+    target = replace(trained.record.origin.target, name=str(tmp_path / "here/models/mine"))
     head = tmp_path / "here/head"
-    export_head(replace(trained, record=replace(trained.record, target=target)), head, versions={})
+    export_head(with_origin(trained, target=target), head, versions={})
     (tmp_path / "here").rename(tmp_path / "there")
     record = read_record(tmp_path / "there/head", made_by="this test")
-    assert record is not None and record.target.name == str(tmp_path / "there/models/mine")
+    assert record is not None and record.origin.target.name == str(tmp_path / "there/models/mine")

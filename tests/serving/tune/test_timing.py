@@ -59,7 +59,7 @@ def server_timer(tmp_path: Path, *, head: Path | str = "head", fault: str = "", 
 def test_servers_are_started_loaded_at_each_load_counted_and_stopped(tmp_path: Path, head_folder: Path) -> None:
     timer, target = server_timer(tmp_path, head=head_folder, loads=[1, 2]), tiny_target()
     plain, timed = timer(None), timer(Shape(3, 1, 4))
-    head = load_head(head_folder, dtype=torch.float32).head
+    head = load_head(head_folder, dtype=torch.float32, num_layers=8).head
     ours = measure(
         target, head, LAYERS, timer.prompts, steps=3, topk=1, draft_tokens=None,
         max_new_tokens=12, temperature=0.0, seed=0, progress=None,

@@ -1,4 +1,4 @@
-"""Converts a target or a head for llama.cpp, in float32; run by benchmarks/outside_servers.py.
+"""Converts a target or a head for llama.cpp, in float32; run by benchmarks/peers/outside_servers.py.
 
 python outside_gguf.py LLAMA_CPP_TREE MODEL FILE.gguf [--target-model-dir TARGET] calls the tree's converter.
 The converter refuses tokenizers that it does not know. Here prompts are token ids, so it takes such a tokenizer for

@@ -1,6 +1,6 @@
 """EAGLE-3 heads trained by speculators 0.9 on a feature store of this project, in the packs and order of race.py.
 
-    python benchmarks/race_speculators.py --store STORE --target TARGET --out DIR --lr 1e-3 --epochs 6 --save 2 6
+    python benchmarks/peers/race_speculators.py --store STORE --target TARGET --out DIR --lr 1e-3 --epochs 6 --save 2 6
 
 Model, verifier's weights, loss, optimizers, schedule, shift of a sample and collation of a pack are those of the
 package speculators, as `speculators train` puts them together; a setting that is not named here has its default. This
@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
-from race import PLAIN_HEAD, planned, trained
+from contestant import PLAIN_HEAD, planned, trained
 from result import write_result
 from safetensors.torch import save_file
 from speculators.models.eagle3 import Eagle3DraftModel, shift_batch

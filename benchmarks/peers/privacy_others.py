@@ -1,6 +1,6 @@
 """What is found in texts that nobody of this project wrote, and refused of harmless ones, with intervals.
 
-    python benchmarks/privacy_others.py --gitleaks DIR --kingfisher DIR --detect-secrets DIR --trufflehog DIR \\
+    python benchmarks/peers/privacy_others.py --gitleaks DIR --kingfisher DIR --detect-secrets DIR --trufflehog DIR \\
         --presidio FILE --faker ar_EG de_DE … --out benchmarks/results/privacy_others.json
 
 The texts are not in the repository. DIR: a checkout of github.com/gitleaks/gitleaks (MIT), mongodb/kingfisher
@@ -37,7 +37,7 @@ from eagle3.compose import compose_run
 SECRETS = {"API_KEY", "TOKEN", "PASSWORD", "PRIVATE_KEY", "URL_PASSWORD"}
 PRESIDIO = {  # its kinds that patterns claim → ours
     "CREDIT_CARD": "CREDIT_CARD", "PHONE_NUMBER": "PHONE_NUMBER", "EMAIL_ADDRESS": "EMAIL_ADDRESS",
-    "IBAN_CODE": "IBAN", "US_SSN": "US_SSN", "IP_ADDRESS": "IP_ADDRESS",
+    "IBAN_CODE": "IBAN", "US_SSN": "NATIONAL_ID", "IP_ADDRESS": "IP_ADDRESS",
 }  # fmt: skip
 FAKER = {  # providers → ours; national ids have a name in each country
     "email": "EMAIL_ADDRESS", "phone_number": "PHONE_NUMBER", "credit_card_number": "CREDIT_CARD", "iban": "IBAN",
@@ -216,7 +216,7 @@ def faker(locale: str, sentences: Path, count: int) -> Iterator[Text]:
     for provider, kind in FAKER.items():
         make: Callable[[], str] | None = getattr(fake, provider, None)
         for _ in range(count if make else 0):
-            before, after = chance.choice(frames.get(kind) or frames["US_SSN"])
+            before, after = chance.choice(frames.get(kind) or frames["NATIONAL_ID"])
             value = str(make())  # type: ignore[misc]
             yield Text(f"Faker {locale}", kind, before + value + after, len(before), len(before) + len(value))
 

@@ -1,6 +1,6 @@
 """Serves a head with vLLM and llama.cpp on a CPU, and compares both with our own decoder: make outside-servers
 
-    python benchmarks/outside_servers.py --target TARGET --head HEAD --prompts HELD_OUT.jsonl --out FILE
+    python benchmarks/peers/outside_servers.py --target TARGET --head HEAD --prompts HELD_OUT.jsonl --out FILE
 
 exports the head in float32 and answers held-out prompts greedily with every server that can serve it.
 Each answer must be the target's own, and the accept length within 1 % of our decoder's, counted as the server counts.
@@ -188,14 +188,14 @@ def by_vllm(work: Workload, head: Path, steps: int) -> tuple[str, list[list[int]
     }
     request, answered = head.with_suffix(".request.json"), head.with_suffix(".answers.json")
     request.write_text(json.dumps(asked))
-    run(work.options.vllm, ROOT / "benchmarks/outside_vllm.py", request, answered)
+    run(work.options.vllm, ROOT / "benchmarks/peers/outside_vllm.py", request, answered)
     found = json.loads(answered.read_text())
     return f"vllm {found['version']}", found["answers"], Counts(found["verifications"], found["accepted"])
 
 
 def by_llama_cpp(work: Workload, head: Path, steps: int) -> tuple[str, list[list[int]], Counts]:
     tree, target, gguf = work.options.llama_cpp, work.options.target.resolve(), head.with_suffix(".gguf")
-    convert = (work.options.vllm, ROOT / "benchmarks/outside_gguf.py", tree)  # vLLM's Python has what it imports
+    convert = (work.options.vllm, ROOT / "benchmarks/peers/outside_gguf.py", tree)  # vLLM's Python has what it imports
     if not (target_gguf := head.parent / "target.gguf").exists():
         run(*convert, target, target_gguf)
     if not gguf.exists():

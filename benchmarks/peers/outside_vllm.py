@@ -1,4 +1,4 @@
-"""Answers prompts with vLLM and a draft head, and counts accepted drafts; run by benchmarks/outside_servers.py.
+"""Answers prompts with vLLM and a draft head, and counts accepted drafts; run by benchmarks/peers/outside_servers.py.
 
 It runs in vLLM's own environment: python outside_vllm.py REQUEST.json ANSWERS.json
 """

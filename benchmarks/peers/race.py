@@ -3,10 +3,10 @@
 The rate of a step is also that of speculators, where that package is installed.
 
     git -C SPECFORGE archive HEAD specforge | tar x -C TREE && git -C SPECFORGE rev-parse HEAD > TREE/COMMIT
-    python benchmarks/race.py --specforge TREE --folder DIR --out benchmarks/results/race.json         # times steps
-    python benchmarks/race.py --specforge TREE --folder DIR --out benchmarks/results/race_heads.json \\
-        --store STORE --target TARGET --held-out FILE                                            # trains heads
-    python benchmarks/race.py --specforge TREE --folder DIR --out /tmp/race.json --small        # also on the CPU
+    python benchmarks/peers/race.py --specforge TREE --folder DIR --out benchmarks/results/race.json # times steps
+    python benchmarks/peers/race.py --specforge TREE --folder DIR --out benchmarks/results/race_heads.json \\
+        --store STORE --target TARGET --held-out FILE # # trains heads
+    python benchmarks/peers/race.py --specforge TREE --folder DIR --out /tmp/race.json --small # also on the CPU
 
 The step: forward, backward, clipping and optimizer on documents of random numbers, with a head of Llama-3.1-8B's shape,
 K = 7, D = 32,000, and on one batch of SpecForge's published shape, whose target has V = 32,000. Tokens are those of the
@@ -34,15 +34,16 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch._dynamo
+from contestant import PLAIN_HEAD, TRAINED, WARM_UP, Contestant, planned, trained
 from random_head import LLAMA_8B, SMALL, RandomSamples, random_head, whole_step
 from result import ROOT, write_result
 from step_cost import timed
@@ -51,18 +52,14 @@ from train_step import Step, device, on_gpu, random_step, training_run, without_
 from training_ways import compared, file_name
 
 from eagle3.commands.train import build_training
-from eagle3.data.datamodule import FeatureData
-from eagle3.data.plan import PlannedPack, plan_epoch
 from eagle3.features.sample import Sample
-from eagle3.features.split import hash64
 from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import HeadConfig
 from eagle3.head_files.format import save_head
 from eagle3.settings.training import TrainRun
 from eagle3.storage.files import read_json, write_json
 
-WARM_UP, REPEATS = 3, 20
-PACKS_ON_DEVICE = 128  # at a time
+REPEATS = 20
 BATCHES = {  # lengths of documents, share of answers
     "[128, 256, 512, 2048], a quarter prompt": ([128, 256, 512, 2048], 0.75),
     "1 x 4,096": ([4096], 1.0),
@@ -75,7 +72,6 @@ LAYOUTS = {  # of SpecForge
     "padded": {"layout": "padded", "compact_teacher": False},
     "alone": {"layout": "alone", "compact_teacher": False},
 }
-TRAINED = "model.train_lm_head=true"  # as SpecForge does
 FP8 = "kernels.fp8=true"
 LIKE_SPECFORGE = [TRAINED, "optim=adamw"]
 OURS = {"bf16, as SpecForge": LIKE_SPECFORGE, "fp8, as SpecForge": [*LIKE_SPECFORGE, FP8], "bf16": [], "fp8": [FP8]}
@@ -86,18 +82,6 @@ LIKE_PEER = {  # ways that train the same parameters with the same kind of optim
 PUBLISHED_VOCAB = 32000  # V of SpecForge's own measurement
 LAYERS = [2, 16, 29]  # of a head of random numbers
 GOAL = "all, chain of 7, greedy"
-PLAIN_HEAD = ["model=eagle3", "model.intermediate_size=null", TRAINED]  # what SpecForge trains
-
-
-class Contestant(Protocol):
-    def batch(self, samples: list[Sample]) -> Any:
-        """Return what `step` takes, on the device."""
-
-    def step(self, batch: Any) -> None:
-        """Forward, backward and optimizer step."""
-
-    def save(self, folder: Path) -> None:
-        """Write the head in SGLang's format."""
 
 
 class Ours:
@@ -310,47 +294,6 @@ def train(given: dict[str, Any]) -> list[dict[str, Any]]:
     return list(trained(make, data, plans, given["epochs"], f"{given['heads']}/{given['name']}"))
 
 
-def planned(data: FeatureData, run: TrainRun) -> list[list[PlannedPack]]:
-    """Return the packs of every epoch, the same for all contestants."""
-    one_rank = {"pack_tokens": data.settings.pack_tokens, "world_size": 1, "accumulate": 1}
-    return [
-        [*plan_epoch(data.train_samples, **one_rank, shuffle_seed=hash64(run.seed, epoch))[0]]
-        for epoch in range(run.trainer.keys["max_epochs"])
-    ]
-
-
-def trained(
-    make: Callable[[], Contestant], data: FeatureData, plans: Sequence[Sequence[PlannedPack]],
-    epochs: Collection[int] | None, head: str,
-) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Train a contestant, save it after the given (none: all) epochs, and yield the seconds of its steps until then."""
-
-    def batches(contestant: Contestant, packs: Sequence[PlannedPack]) -> list[Any]:
-        return [contestant.batch([data.read(ref) for ref in pack.samples]) for pack in packs]
-
-    def steps(contestant: Contestant, batches: list[Any]) -> None:
-        for batch in batches:
-            contestant.step(batch)
-
-    contestant = make()  # compiles what is compiled once, for the one that is trained
-    steps(contestant, batches(contestant, plans[0][:WARM_UP]))
-    contestant, seconds, done = make(), 0.0, 0
-    for epoch, plan in enumerate(plans, start=1):
-        for first in range(0, len(plan), PACKS_ON_DEVICE):
-            there = batches(contestant, plan[first : first + PACKS_ON_DEVICE])
-            seconds += timed(partial(steps, contestant, there), 1, device())
-            done += len(there)
-            del there  # or the next packs would lie on the device, too
-        if epochs and epoch not in epochs:
-            continue
-        folder = Path(f"{head}-epoch{epoch}")  # compare names heads by their last folder
-        folder.mkdir(parents=True, exist_ok=True)
-        contestant.save(folder)
-        point = {"epoch": epoch, "steps": done, "seconds": seconds, "head": str(folder)}
-        print(point, flush=True)
-        yield point
-
-
 def maker(run: TrainRun, lr: float | None, total_steps: int) -> Callable[[], Contestant]:
     """Return what makes a fresh contestant: SpecForge with its learning rate, without one ours."""
 
@@ -380,7 +323,7 @@ def worked(options: argparse.Namespace, name: str, given: dict[str, Any]) -> Any
     out = options.folder / f"{file_name(name)}.json"
     if not out.exists():
         of_specforge = [str(options.specforge.resolve())] if {"layout", "lr"} & set(given) else []
-        paths = [*of_specforge, str(ROOT), os.environ.get("PYTHONPATH", "")]
+        paths = [*of_specforge, str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
         command = [sys.executable, __file__, "--worker", json.dumps({**given, "out": str(out.resolve())})]
         print("$", *command[1:], flush=True)
         # Without a GPU nothing is compiled: it is only asked whether it runs.

@@ -1,0 +1,72 @@
+"""What race.py and race_speculators.py train on: the same packs in the same order, and the seconds of the steps."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from step_cost import timed
+from train_step import device
+
+from eagle3.data.datamodule import FeatureData
+from eagle3.data.plan import PlannedPack, plan_epoch
+from eagle3.features.sample import Sample
+from eagle3.features.split import hash64
+from eagle3.settings.training import TrainRun
+
+WARM_UP = 3  # steps
+PACKS_ON_DEVICE = 128  # at a time
+TRAINED = "model.train_lm_head=true"  # as SpecForge does
+PLAIN_HEAD = ["model=eagle3", "model.intermediate_size=null", TRAINED]  # what SpecForge trains
+
+
+class Contestant(Protocol):
+    def batch(self, samples: list[Sample]) -> Any:
+        """Return what `step` takes, on the device."""
+
+    def step(self, batch: Any) -> None:
+        """Forward, backward and optimizer step."""
+
+    def save(self, folder: Path) -> None:
+        """Write the head in SGLang's format."""
+
+
+def planned(data: FeatureData, run: TrainRun) -> list[list[PlannedPack]]:
+    """Return the packs of every epoch, the same for all contestants."""
+    one_rank = {"pack_tokens": data.settings.pack_tokens, "world_size": 1, "accumulate": 1}
+    return [
+        [*plan_epoch(data.train_samples, **one_rank, shuffle_seed=hash64(run.seed, epoch))[0]]
+        for epoch in range(run.trainer.keys["max_epochs"])
+    ]
+
+
+def trained(
+    make: Callable[[], Contestant], data: FeatureData, plans: Sequence[Sequence[PlannedPack]],
+    epochs: Collection[int] | None, head: str,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Train a contestant, save it after the given (none: all) epochs, and yield the seconds of its steps until then."""
+
+    def batches(contestant: Contestant, packs: Sequence[PlannedPack]) -> list[Any]:
+        return [contestant.batch([data.read(ref) for ref in pack.samples]) for pack in packs]
+
+    def steps(contestant: Contestant, batches: list[Any]) -> None:
+        for batch in batches:
+            contestant.step(batch)
+
+    contestant = make()  # compiles what is compiled once, for the one that is trained
+    steps(contestant, batches(contestant, plans[0][:WARM_UP]))
+    contestant, seconds, done = make(), 0.0, 0
+    for epoch, plan in enumerate(plans, start=1):
+        for first in range(0, len(plan), PACKS_ON_DEVICE):
+            there = batches(contestant, plan[first : first + PACKS_ON_DEVICE])
+            seconds += timed(partial(steps, contestant, there), 1, device())
+            done += len(there)
+            del there  # or the next packs would lie on the device, too
+        if epochs and epoch not in epochs:
+            continue
+        folder = Path(f"{head}-epoch{epoch}")  # compare names heads by their last folder
+        folder.mkdir(parents=True, exist_ok=True)
+        contestant.save(folder)
+        point = {"epoch": epoch, "steps": done, "seconds": seconds, "head": str(folder)}
+        print(point, flush=True)
+        yield point
