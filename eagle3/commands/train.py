@@ -21,7 +21,7 @@ from eagle3.adapters.lightning import is_no_validation, is_too_small_share, requ
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import SampleFilter
 from eagle3.errors import InputError, require_packages
-from eagle3.features.concat import open_source
+from eagle3.features.concat import open_recorded, open_source
 from eagle3.features.source import FeatureSource
 from eagle3.head.build import StartHead
 from eagle3.head.draft_head import DraftHead
@@ -64,7 +64,7 @@ def train_alone(config: DictConfig, checkpoints: RunCheckpoints) -> float:
     lightning.seed_everything(config.seed, verbose=False)
     torch.set_float32_matmul_precision(config.matmul_precision)
     resumed = read_resumed(config.ckpt_path)
-    data, module = build_training(config)
+    data, module = build_training(config, resumed.record.origin if resumed else None)
     if resumed:
         require_checkpoint_fits(resumed, data.source, module.head, module.settings)
         require_epochs(resumed, config.trainer.max_epochs)
@@ -105,9 +105,10 @@ def score_of_job() -> float | None:
     return read_sealed_json(result, made_by="the job")["score"] if result.is_file() else None
 
 
-def build_training(config: DictConfig) -> tuple[FeatureData, HeadTraining]:
-    """Build what is trained on and what is trained, from a composed train.yaml."""
-    source = open_features(config.data)
+def build_training(config: DictConfig, resumed: Origin | None = None) -> tuple[FeatureData, HeadTraining]:
+    """Build what is trained on and what is trained, from a composed train.yaml; `resumed` is what a resumed training
+    began with."""
+    source = open_features(config.data, resumed)
     start = read_start(config.init_from, source) if config.init_from else None
     head = cli.build(config.model, source=source, start=start) if start else cli.build(config.model, source=source)
     data = build_data(config, source, head)
@@ -115,13 +116,12 @@ def build_training(config: DictConfig) -> tuple[FeatureData, HeadTraining]:
     return data, build_module(config, head, data, start)
 
 
-def open_features(config: DictConfig) -> FeatureSource:
+def open_features(config: DictConfig, resumed: Origin | None) -> FeatureSource:
     """Open the stores of `data.path`, or make what `data.source` names."""
-    return (
-        cli.build(config.source)
-        if config.source
-        else open_source(cli.plain(config).get("path"), cache_dir=config.cache_dir, cache_gb=config.cache_gb)
-    )
+    if config.source:
+        return cli.build(config.source)
+    path, cache = cli.plain(config).get("path"), {"cache_dir": config.cache_dir, "cache_gb": config.cache_gb}
+    return open_recorded(path, resumed.hash, resumed.shards, **cache) if resumed else open_source(path, **cache)
 
 
 def build_data(config: DictConfig, source: FeatureSource, head: DraftHead) -> FeatureData:

@@ -18,11 +18,13 @@ FILE = "training.json"
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRecord(Record):
-    """The feature store of the training (several stores joined: their paths), the share held out for validation,
-    and the number of tokens that 99 % of the training samples do not exceed (None: not recorded)."""
+    """The feature store of the training (several stores joined: their paths), the number of shards that each had, the
+    share held out for validation, and the number of tokens that 99 % of the training samples do not exceed (None: not
+    recorded)."""
 
     path: str | list[str]
     hash: str
+    shards: list[int] | None = None
     val_fraction: float
     tokens_of_99_percent: int | None = None
 

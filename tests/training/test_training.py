@@ -18,7 +18,7 @@ import torch
 from heads import ttt_batch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from omegaconf import DictConfig, OmegaConf
-from stores import IDENTITY, ROOT, random_samples, write_store
+from stores import IDENTITY, ROOT, grow_store, random_samples, write_store
 
 from eagle3 import cli
 from eagle3.commands.train import build_loggers, build_training, chosen_precision
@@ -107,10 +107,10 @@ class Run:
         config = composed(directory, store, *overrides)
         check_settings(config, "train")
         lightning.seed_everything(config.seed, verbose=False)
-        self.data, self.module = build_training(config)
+        resumed = read_resumed(config.ckpt_path)
+        self.data, self.module = build_training(config, resumed and resumed.record.origin)
         self.recorder = Recorder(signal_after)
         callbacks = [cli.build(callback) for callback in config.callbacks.values() if callback]
-        resumed = read_resumed(config.ckpt_path)
         loggers = build_loggers(config, resumed.global_step if resumed else 0)
         precision = chosen_precision(config.trainer.precision, config.trainer.accelerator)
         self.trainer = cli.build(
@@ -381,6 +381,26 @@ def assert_continues(rest: Run, whole: Run, before: list[tuple[int, tuple[str, .
         assert [row[column] for row in metrics(rest)] == [row[column] for row in metrics(whole)]
     for name, weight in whole.weights.items():
         assert torch.equal(weight, rest.weights[name]), name
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_training_whose_store_has_gained_samples_continues_with_those_that_it_had(
+    train: Start, whole_run: Start, tmp_path: Path, joined: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ["model.draft_vocab_size=20"]  # which are chosen by the answers of the store
+    store = write_store(tmp_path / "grown", random_samples(26))
+    other = write_store(tmp_path / "other", random_samples(30)[26:])
+    options += [f"data.path={f'[{store},{other}]' if joined else store}"]
+    whole = whole_run(*options)
+    first = train("parts", *options, signal_after=4)
+    with pytest.raises(Interrupted):
+        first.fit()
+    grow_store(store, random_samples(40)[30:])
+    saved = read_resumed(f"{first.directory}/checkpoints/last.ckpt")
+    rest = train("parts", *options, f"ckpt_path={saved.path}")
+    require_checkpoint_fits(saved, rest.data.source, rest.module.head, rest.module.settings)
+    assert_continues(rest.fit(), whole, first.recorder.batches)
+    assert "has 10 samples more than the " in caplog.text and "has changed since" not in caplog.text
 
 
 @pytest.mark.parametrize("ended_by", ["max_steps=2", "max_steps=3", "max_steps=8", "max_epochs=1"])  # of 6 steps

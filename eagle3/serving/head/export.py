@@ -77,6 +77,7 @@ def read_trained(path: Path) -> TrainedHead:
         store=StoreRecord(
             path=origin.path,
             hash=origin.hash,
+            shards=origin.shards,
             val_fraction=origin.val_fraction,
             tokens_of_99_percent=origin.tokens_of_99_percent,
         ),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from exported_head import tiny_chat
-from stores import open_store
+from stores import grow_store, open_store, random_samples
 
 from eagle3.errors import InputError
 from eagle3.features.split import split_fraction
@@ -30,6 +30,18 @@ def test_validation_prompts_are_the_prompt_parts_of_the_lowest_shares(store_path
     assert validation_prompts(store, limit=None, max_length=99).prompts == expected[:below]
     with pytest.raises(InputError, match="is no longer the store of the training"):
         validation_prompts(replace(store, hash="other"), limit=3, max_length=99)
+
+
+def test_validation_prompts_are_those_of_the_training_where_the_store_has_gained_samples(store_path: Path) -> None:
+    features = open_store(store_path)
+    shards = features.samples.shards_by_store()
+    store = StoreRecord(path=str(store_path), hash=features.fingerprint, shards=shards, val_fraction=0.5)
+    before = validation_prompts(store, limit=None, max_length=99).prompts
+    grow_store(store_path, random_samples(90)[60:])
+    assert validation_prompts(store, limit=None, max_length=99).prompts == before
+    grown = open_store(store_path)
+    store = replace(store, hash=grown.fingerprint, shards=grown.samples.shards_by_store())
+    assert len(validation_prompts(store, limit=None, max_length=99).prompts) > len(before)
 
 
 def test_prompts_of_every_shape_are_measured_up_to_the_first_user_turn(
