@@ -207,8 +207,8 @@ def _with_reasoning(
 
 
 def _require_rendered_in_fields(chat: Chat, messages: Messages, prompt: str, tail: str, *, ended: bool) -> None:
-    """Raise RefusedConversation unless the template writes this answer after the prompt when its reasoning is in a field
-    next to the content, as gpt-oss' does: it refuses reasoning inside the content."""
+    """Raise RefusedConversation unless the template writes this answer after the prompt when its reasoning is in a
+    field next to the content, as gpt-oss' does: it refuses reasoning inside the content."""
     *before, answer = messages
 
     def rendered(thought: str, said: str) -> str:
