@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from eagle3 import cli
 from eagle3.answers.build import chat_of
+from eagle3.answers.chat import Chat
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
 from eagle3.head_files.files import MAKE_HEAD, read_files, read_without_weights
@@ -154,8 +155,9 @@ def bench_servers(config: DictConfig) -> None:
         raise InputError(f"head is not set; give the folder of an exported head, made by: {MAKE_HEAD}")
     target = target_of_server(config)
     paths = settings.prompts or ({"prompts": config.prompts.path} if config.prompts.path is not None else {})
-    prompts = served_prompts(config, paths, target, steps=config.steps)
-    sampling = cli.settings(TokenSampling, config).for_server(config.max_new_tokens)
+    chat = chat_of(config, target)
+    prompts = served_prompts(config, paths, target, chat, steps=config.steps)
+    sampling = cli.settings(TokenSampling, config).for_server(config.max_new_tokens, chat.stop_ids)
     bench(
         cli.settings(LaunchSettings, config.launch),
         target,
@@ -173,13 +175,13 @@ def tune_head(config: DictConfig) -> None:
 
     settings = cli.settings(TuneSettings, config.tune)
     target = read_target_files(**cli.plain(config.target))
-    paths = {"prompts": config.prompts.path}
+    chat, paths = chat_of(config, target), {"prompts": config.prompts.path}
     tune(
         settings,
         cli.settings(LaunchSettings, config.launch),
-        target,
+        replace(target, stop_ids=chat.stop_ids),
         config.head,
-        served_prompts(config, paths, target, steps=max(settings.steps))["prompts"],
+        served_prompts(config, paths, target, chat, steps=max(settings.steps))["prompts"],
         cli.settings(AnswerSettings, config),
         target_settings=cli.plain(config.target),
         origin=cli.result_facts(),
@@ -188,14 +190,14 @@ def tune_head(config: DictConfig) -> None:
 
 
 def served_prompts(
-    config: DictConfig, paths: Mapping[str, str], target: TargetFiles, *, steps: int
+    config: DictConfig, paths: Mapping[str, str], target: TargetFiles, chat: Chat, *, steps: int
 ) -> dict[str, list[list[int]]]:
     """Return token ids of the conversations at each path, as far as they leave room for answer and drafts."""
     from eagle3.serving.bench.run import prompt_sets  # with the libraries of the extra `bench`
 
     context = target.text_config.max_position_embeddings
     room = longest_prompt(context, max_new_tokens=config.max_new_tokens, steps=steps)
-    return prompt_sets(chat_of(config, target), paths, split=config.prompts.split, limit=config.limit, max_length=room)
+    return prompt_sets(chat, paths, split=config.prompts.split, limit=config.limit, max_length=room)
 
 
 def draft(config: DictConfig) -> Draft | None:
