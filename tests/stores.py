@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from eagle3.features.index import ShardIndex, parse_index
-from eagle3.features.manifest import MadeFrom, write_manifest
+from eagle3.features.index import ShardIndex, index_name, parse_index
+from eagle3.features.manifest import MadeFrom, read_index, read_manifest, write_manifest
 from eagle3.features.sample import Sample, positions_with_teacher, scaled
 from eagle3.features.shards import ShardWriter, hash_of
 from eagle3.features.store import FeatureStore, save_target_weights
@@ -100,11 +100,25 @@ def save_store(storage: Storage, samples: list[Sample], *, shard_bytes: int = 20
     )
 
 
-def write_shards(storage: Storage, made_from: str, samples: list[Sample], *, shard_bytes: int) -> list[ShardIndex]:
+def grow_store(path: Path, samples: list[Sample]) -> None:
+    """Add samples in a new shard, as the features stage does when an answer comes later."""
+    storage = LocalFolder(path)
+    manifest = read_manifest(storage)
+    indices = [read_index(storage, index_name(shard.name)) for shard in manifest.shards]
+    made_from = hash_of(manifest.made_from)
+    indices += write_shards(storage, made_from, samples, shard_bytes=2**30, first=len(indices))
+    write_manifest(
+        storage, made_from=manifest.made_from, target_config=manifest.target_config, indices=indices, left_out={}
+    )
+
+
+def write_shards(
+    storage: Storage, made_from: str, samples: list[Sample], *, shard_bytes: int, first: int = 0
+) -> list[ShardIndex]:
     indices: list[ShardIndex] = []
     writer: ShardWriter | None = None
     for place, sample in enumerate(samples, start=1):
-        writer = writer or ShardWriter(storage, len(indices))
+        writer = writer or ShardWriter(storage, first + len(indices))
         writer.add(sample)
         if writer.size >= shard_bytes or place == len(samples):
             content = memoryview(writer.finish(made_from))

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
 from typing import Any
-from urllib.error import URLError
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 import torch
 from quickstart import HELD_OUT, IN_FLOAT32, TARGET
 from result import ROOT, write_result
 
 from eagle3.decoding.speculate import Round, Speculator, plain_greedy
+from eagle3.engine.client import LONGEST_REPLY, ask_now, responds
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import LoadedHead, load_head, save_head
 from eagle3.head_files.servers import LLAMA_CPP, VLLM, obstacles
@@ -204,16 +204,16 @@ def by_llama_cpp(work: Workload, head: Path, steps: int) -> tuple[str, list[list
     flags += f"--spec-draft-p-min 0 -np 1 -t 1 -c {work.max_length} --metrics"
     with served([str(tree / "build/bin/llama-server"), *flags.split()]) as url:
         answers = [completion(url, prompt, work) for prompt in work.prompts]
-        version = json.loads(urlopen(f"{url}/props").read())["build_info"]
-        metrics = dict(re.findall(r"^llamacpp:(\w+) (\d+)", urlopen(f"{url}/metrics").read().decode(), re.MULTILINE))
+        version = ask_now(f"{url}/props")["build_info"]
+        counters = urlopen(f"{url}/metrics", timeout=30).read(LONGEST_REPLY)
+        metrics = dict(re.findall(r"^llamacpp:(\w+) (\d+)", counters.decode(), re.MULTILINE))
     names = ("spec_decode_num_drafts_total", "spec_decode_num_accepted_tokens_total")
     return f"llama.cpp {version}", answers, Counts(*(int(metrics[name]) for name in names))
 
 
 def completion(url: str, prompt: list[int], work: Workload) -> list[int]:
     asked = {"prompt": prompt, "n_predict": work.options.max_new_tokens, "temperature": 0, "cache_prompt": False}
-    request = Request(f"{url}/completion", json.dumps(asked | {"return_tokens": True}).encode())
-    return json.loads(urlopen(request, timeout=600).read())["tokens"]
+    return ask_now(f"{url}/completion", asked | {"return_tokens": True}, timeout_s=600)["tokens"]
 
 
 @contextmanager
@@ -226,7 +226,7 @@ def served(command: list[str]) -> Iterator[str]:
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([*command, "--port", str(port)], stdout=log, stderr=log)
         try:
-            while not healthy(url):
+            while not responds(f"{url}/health", timeout_s=5):
                 if process.poll() is not None:
                     log.seek(0)
                     sys.exit(f"llama-server ended:\n{log.read().decode()[-2000:]}")
@@ -235,13 +235,6 @@ def served(command: list[str]) -> Iterator[str]:
         finally:
             process.kill()
             process.wait()
-
-
-def healthy(url: str) -> bool:
-    try:
-        return urlopen(f"{url}/health", timeout=5).status == 200
-    except (URLError, ConnectionError, TimeoutError):
-        return False
 
 
 def run(*command: Any) -> None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle3.adapters.transformers import added_ids, control_ids
 from eagle3.answers.reasoning import reasoning_of
-from eagle3.answers.template_limits import MOST_CHARACTERS, require_bounded
+from eagle3.answers.template_limits import ANOTHER, TemplateFailed, Unbounded, renderer, require_bounded
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import ChatSettings
 from eagle3.storage.files import require_regular
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 LOSES_TOOLS = "the chat template does not render the tools of the conversation"
 LOSES_TEXT = "the chat template does not render the whole text of a system or user turn"
 NOT_WHOLE = "the template drops, adds or moves part of the answer"
-TOO_MUCH = f"the chat template writes more than {MOST_CHARACTERS} characters"
 SENTINEL = "Sentinel0451"  # no template changes, cuts or takes it for anything
 QUESTION = {"role": "user", "content": "Question0451"}
 
@@ -62,7 +61,7 @@ class Chat:
             "date": settings.date,
             "reasoning_parser": settings.reasoning_parser,
         }
-        self._source = source
+        self._source, self._special_tokens = source, tokenizer.special_tokens_map
         self._words = frozenset(re.findall(r"\w+", source))
         self.reads_clock = "strftime_now" in source
         self._offered: dict[str, Any] = {}  # to the template, in addition to the conversation: its tools
@@ -157,23 +156,15 @@ class Chat:
         """Render by the template. Raises `RefusedConversation` when it does."""
         if self._in_parts:
             messages = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+        options = {**self._special_tokens, **self._variables, **self._offered}
         try:
-            text = self.tokenizer.apply_chat_template(
-                messages,
-                chat_template=self._template,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **self._variables,
-                **self._offered,
+            return renderer().render(
+                self._template, messages, options | {"add_generation_prompt": add_generation_prompt}
             )
-        except TemplateSyntaxError:
-            raise
-        except Exception as error:  # a template is a program that came with the model: it may fail in any way
+        except TemplateFailed as error:
             raise RefusedConversation(self._refusal(error)) from None
-        assert isinstance(text, str)
-        if len(text) > MOST_CHARACTERS:
-            raise RefusedConversation(TOO_MUCH)
-        return text
+        except Unbounded as limit:
+            raise RefusedConversation(f"the chat template {limit} for this conversation; {ANOTHER}") from None
 
     def around_answer(self, before: Messages, *after: dict[str, str]) -> tuple[str, str]:
         """Return the text that the template writes before and after an answer, found with a sentinel in its place."""
@@ -184,9 +175,9 @@ class Chat:
         head, _, tail = text.partition(SENTINEL)
         return head, tail
 
-    def _refusal(self, error: Exception) -> str:
+    def _refusal(self, error: TemplateFailed) -> str:
         # Only words that stand in the template itself: a message put together at run time may quote the conversation.
-        reason = str(error) if str(error) in self._source else type(error).__name__
+        reason = str(error) if str(error) in self._source else error.name
         return f"the chat template refuses: {reason}"
 
     def holds_control_token(self, text: str) -> bool:

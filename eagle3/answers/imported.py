@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from eagle3.answers.chat import NOT_WHOLE, QUESTION, Chat, Messages, RefusedConversation, ids_in_text
+from eagle3.answers.chat import NOT_WHOLE, QUESTION, SENTINEL, Chat, Messages, RefusedConversation, ids_in_text
 from eagle3.answers.rows import AnsweredRow, AnswerError, error_row, new_row, too_long
+from eagle3.prompts.reading.conversation import REASONING
 from eagle3.settings.precomputing import ImportedSettings
 
 CONTROL_TOKEN_BEFORE = "the text of a turn before the answer holds that of a control token"
@@ -27,6 +28,7 @@ UNKNOWN_END = "finish_reason is neither stop nor length"
 
 # Not compared: a cut may fall inside a character, and SentencePiece drops the first space of what stands alone.
 CUT = "\ufffd \n\t\r"
+THOUGHT = "Thought0453"  # like SENTINEL
 MADE_OF = ("role", "content")  # what a template sees of a message
 UNSTATED = "unstated"
 
@@ -160,7 +162,13 @@ def _located(chat: Chat, messages: Messages, prompt: str, head: str, tail: str, 
     An answer with its reasoning is all that the target wrote, whatever the template makes of it: it follows the prompt.
     One without stands where the template puts it, and has to stand there whole."""
     content, reasoning = messages[-1]["content"], chat.reasoning
-    whole = chat.render(messages, add_generation_prompt=False)
+    try:
+        whole = chat.render(messages, add_generation_prompt=False)
+    except RefusedConversation:
+        if reasoning is None or not reasoning.begins(content):
+            raise
+        _require_rendered_in_fields(chat, messages, prompt, tail, ended=ended)
+        return "", content
     closed = False
     if reasoning is not None:
         begun = prompt[_same(prompt, chat.render(messages[:-1], add_generation_prompt=False)) :]
@@ -196,6 +204,28 @@ def _with_reasoning(
     space = whole.removeprefix(prompt).removesuffix(tail).removesuffix(content)
     is_kept = space.isspace() and whole == prompt + space + content + tail
     return space if is_kept else "", answer
+
+
+def _require_rendered_in_fields(chat: Chat, messages: Messages, prompt: str, tail: str, *, ended: bool) -> None:
+    """Raise RefusedConversation unless the template writes this answer after the prompt when its reasoning is in a
+    field next to the content, as gpt-oss' does: it refuses reasoning inside the content."""
+    *before, answer = messages
+
+    def rendered(thought: str, said: str) -> str:
+        fields = {"content": said, **dict.fromkeys(REASONING, thought)}
+        return chat.render([*before, {**answer, **fields}], add_generation_prompt=False)
+
+    written = rendered(THOUGHT, SENTINEL)
+    if not written.startswith(prompt) or written.count(THOUGHT) != 1 or written.count(SENTINEL) != 1:
+        raise RefusedConversation(NOT_WHOLE)
+    start, _, rest = written[len(prompt) :].partition(THOUGHT)
+    between = rest.partition(SENTINEL)[0]
+    thought, *said = answer["content"].removeprefix(start).split(between or THOUGHT)
+    if not answer["content"].startswith(start) or len(said) > 1 or (ended and not said):
+        raise RefusedConversation(REASONING_OPEN)
+    _refuse_control_tokens(chat, "\n".join([thought, *said]))
+    if said and rendered(thought, *said) != f"{prompt}{answer['content']}{tail}":
+        raise RefusedConversation(NOT_WHOLE)
 
 
 def _same(one: str, other: str) -> int:

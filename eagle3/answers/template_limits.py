@@ -1,10 +1,11 @@
 """Limits for a chat template, which is a program that came with the model.
 
-Before a template renders prompts in this process, it renders conversations of several shapes in a process of its own,
-which the system stops at the limits. This does not find a template that exceeds them only for conversations of another
-shape or content: there, the length of the text alone is checked, once it is written.
+Every conversation is rendered in a process of its own, which the system stops at the limits. Before a run, a template
+renders conversations of several shapes, so that one without bound is found at once. One that exceeds the limits only
+for conversations of another shape or content costs those conversations.
 """
 
+import atexit
 import json
 import os
 import resource
@@ -14,14 +15,18 @@ import sys
 from functools import cache
 from itertools import product
 from math import ceil
+from threading import Lock
 from typing import Any
+
+from jinja2 import TemplateSyntaxError
 
 from eagle3.errors import InputError
 
-CPU_SECONDS = 10  # for all conversations; a usual template takes milliseconds
+CPU_SECONDS = 10  # for a conversation; a usual template takes less than a millisecond
 MEMORY_BYTES = 2**30  # more than the process has before the first rendering
 MOST_CHARACTERS = 2**24  # of a rendered conversation
-TOO_LONG, TOO_LARGE = 3, 4  # exit statuses
+MOST_STOPPED = 10  # conversations at which a process was stopped, each after CPU_SECONDS
+ANOTHER = "give another with chat.template=FILE.jinja"
 
 # With the roles of turns, and how often they are repeated.
 SHAPES = (
@@ -38,48 +43,140 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
+class TemplateFailed(Exception):
+    """The template raised an error, of the class with this name."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class Unbounded(Exception):
+    """The template exceeded a limit; the message says which."""
+
+
+class Renderer:
+    """Renders templates in a process of its own, which is started again after a limit has stopped it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sent: str | None = None  # the template that the process has
+        self._lock, self._stopped = Lock(), 0
+        atexit.register(self.close)
+
+    def render(self, template: str, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+        """Return the text of a conversation. Raises TemplateFailed, TemplateSyntaxError or Unbounded."""
+        work = {"messages": messages, "options": options, "cpu_seconds": CPU_SECONDS}
+        with self._lock:
+            answer = self._answer(template, work)
+        if "text" in answer:
+            return answer["text"]
+        if "line" in answer:
+            raise TemplateSyntaxError(answer["message"], answer["line"])
+        raise TemplateFailed(**answer) if "name" in answer else Unbounded(answer["unbounded"])
+
+    def _answer(self, template: str, work: dict[str, Any]) -> dict[str, Any]:
+        if self._process is None:
+            self._process, self._sent = _started(), None
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        if template != self._sent:  # some are longer than most conversations
+            work["template"] = self._sent = template
+        try:
+            process.stdin.write(json.dumps(work, default=str).encode() + b"\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        except BaseException:  # a later reader must not get this answer
+            self.close()
+            raise
+        if line.endswith(b"\n"):
+            return json.loads(line)
+        self.close()  # its process has ended
+        self._stopped += 1
+        reason = _reason(process.returncode)
+        if self._stopped == MOST_STOPPED:
+            raise InputError(f"the chat template {reason} for {self._stopped} conversations by now; {ANOTHER}")
+        return {"unbounded": reason}
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()  # one that has ended keeps its status
+            process.communicate()
+
+
+def _started() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _reason(status: int) -> str:
+    if status == -signal.SIGXCPU:
+        return f"does not end within {CPU_SECONDS} seconds"
+    return f"breaks Python (status {status})"
+
+
+@cache
+def renderer() -> Renderer:
+    return Renderer()
+
+
 @cache
 def require_bounded(template: str, variables: str) -> None:
     """Raise InputError for a template that does not end within the limits; `variables` are a JSON object."""
-    work = {"template": template, "variables": json.loads(variables), "cpu_seconds": CPU_SECONDS}
-    child = subprocess.run(
-        [sys.executable, "-m", __name__],
-        input=json.dumps(work),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-    )
-    if child.returncode == 0:
-        return
-    reason = {
-        TOO_LONG: f"writes more than {MOST_CHARACTERS} characters",
-        TOO_LARGE: f"takes more than {MEMORY_BYTES >> 20} MiB of memory",
-        -signal.SIGXCPU: f"does not end within {CPU_SECONDS} seconds",
-    }.get(child.returncode, f"breaks Python (status {child.returncode}: {child.stderr.strip()[-200:]})")
-    raise InputError(f"the chat template {reason} for a plain conversation; give another with chat.template=FILE.jinja")
-
-
-def _render_all(template: str, variables: dict[str, Any], cpu_seconds: int) -> int:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    _limit(cpu_seconds)
+    given = json.loads(variables)
     for (roles, times), text, in_parts, options in product(SHAPES, TEXTS, (False, True), OPTIONS):
         content = [{"type": "text", "text": text}] if in_parts else text
         messages = [{"role": role, "content": content} for role in roles * times]
         try:
-            rendered = render_jinja_template([messages], chat_template=template, **options, **variables)[0]
-        except MemoryError:
-            return TOO_LARGE
-        except Exception:  # refused: each conversation of a run shows it
+            renderer().render(template, messages, given | options)
+        except (TemplateFailed, TemplateSyntaxError):  # refused: each conversation of a run shows it
             continue
-        if len(rendered[0]) > MOST_CHARACTERS:
-            return TOO_LONG
-    return 0
+        except Unbounded as limit:
+            raise InputError(f"the chat template {limit} for a plain conversation; {ANOTHER}") from None
 
 
-def _limit(cpu_seconds: int) -> None:
+# --- in the process that renders -------------------------------------------------------------------------------------
+
+
+def _serve() -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the end of the other process ends this one
+    _limit_memory()
+    template = ""
+    for line in sys.stdin.buffer:
+        work = json.loads(line)
+        template = work.get("template", template)
+        _limit_cpu(work["cpu_seconds"])
+        try:
+            text = render_jinja_template([work["messages"]], chat_template=template, **work["options"])[0][0]
+            answer: dict[str, Any] = {"text": text}
+            if len(text) > MOST_CHARACTERS:
+                answer = {"unbounded": f"writes more than {MOST_CHARACTERS} characters"}
+        except MemoryError:
+            answer = {"unbounded": f"takes more than {MEMORY_BYTES >> 20} MiB of memory"}
+        except TemplateSyntaxError as error:
+            answer = {"message": error.message or "", "line": error.lineno}
+        except Exception as error:  # it may fail in any way
+            answer = {"name": type(error).__name__, "message": str(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _limit_cpu(seconds: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    _lower(resource.RLIMIT_CPU, ceil(used.ru_utime + used.ru_stime) + cpu_seconds)
+    _lower(resource.RLIMIT_CPU, ceil(used.ru_utime + used.ru_stime) + seconds)
+
+
+def _limit_memory() -> None:
     _lower(resource.RLIMIT_CORE, 0)
     if os.path.exists("/proc/self/statm"):  # elsewhere the memory that is taken now is not known
         with open("/proc/self/statm") as sizes:
@@ -93,4 +190,4 @@ def _lower(limit: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(_render_all(**json.load(sys.stdin)))
+    _serve()

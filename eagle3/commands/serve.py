@@ -10,6 +10,7 @@ from typing import Any
 
 from eagle3.adapters.quiet import quiet_libraries
 from eagle3.answers.build import chat_of
+from eagle3.answers.chat import Chat
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
 from eagle3.head_files.files import MAKE_HEAD, read_files
@@ -156,8 +157,9 @@ def bench_servers(run: BenchRun) -> None:
         raise InputError(f"head is not set; give the folder of an exported head, made by: {MAKE_HEAD}")
     target = target_of_server(run)
     paths = run.bench.prompts or ({"prompts": run.prompts.path} if run.prompts.path is not None else {})
-    prompts = served_prompts(run, paths, target, steps=run.steps)
-    sampling = run.for_server(run.max_new_tokens)
+    chat = chat_of(run.chat, target)
+    prompts = served_prompts(run, paths, target, chat, steps=run.steps)
+    sampling = run.for_server(run.max_new_tokens, chat.stop_ids)
     bench(
         run.launch,
         target,
@@ -174,13 +176,13 @@ def tune_head(run: TuneRun) -> None:
     from eagle3.serving.tune.run import tune
 
     target = read_target_files(**vars(run.target))
-    paths = {"prompts": run.prompts.path}
+    chat, paths = chat_of(run.chat, target), {"prompts": run.prompts.path}
     tune(
         run.tune,
         run.launch,
-        target,
+        replace(target, stop_ids=chat.stop_ids),
         run.head,
-        served_prompts(run, paths, target, steps=max(run.tune.steps))["prompts"],
+        served_prompts(run, paths, target, chat, steps=max(run.tune.steps))["prompts"],
         run.only(AnswerSettings),
         target_settings=vars(run.target),
         origin=result_facts(),
@@ -189,14 +191,14 @@ def tune_head(run: TuneRun) -> None:
 
 
 def served_prompts(
-    run: BenchRun | TuneRun, paths: Mapping[str, str], target: TargetFiles, *, steps: int
+    run: BenchRun | TuneRun, paths: Mapping[str, str], target: TargetFiles, chat: Chat, *, steps: int
 ) -> dict[str, list[list[int]]]:
     """Return token ids of the conversations at each path, as far as they leave room for answer and drafts."""
     from eagle3.serving.bench.run import prompt_sets  # with the libraries of the extra `bench`
 
     context = target.text_config.max_position_embeddings
     room = longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=steps)
-    return prompt_sets(chat_of(run.chat, target), paths, split=run.prompts.split, limit=run.limit, max_length=room)
+    return prompt_sets(chat, paths, split=run.prompts.split, limit=run.limit, max_length=room)
 
 
 def draft(run: LaunchRun) -> Draft | None:

@@ -24,7 +24,7 @@ from eagle3.cli import failed_score
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import SampleFilter
 from eagle3.errors import InputError, require_packages
-from eagle3.features.concat import open_source
+from eagle3.features.concat import open_recorded, open_source
 from eagle3.features.source import FeatureSource
 from eagle3.head.build import StartHead
 from eagle3.head.draft_head import DraftHead
@@ -76,7 +76,7 @@ def train_alone(run: TrainRun, checkpoints: RunCheckpoints, watching: Sequence[C
     lightning.seed_everything(run.seed, verbose=False)
     torch.set_float32_matmul_precision(run.matmul_precision)
     resumed = read_resumed(run.ckpt_path)
-    data, module = build_training(run)
+    data, module = build_training(run, resumed.record.origin if resumed else None)
     if resumed:
         require_checkpoint_fits(resumed, data.source, module.head, module.settings)
         require_epochs(resumed, run.trainer.keys["max_epochs"])
@@ -117,9 +117,9 @@ def score_of_job() -> float | None:
     return read_sealed_json(result, made_by="the job")["score"] if result.is_file() else None
 
 
-def build_training(run: TrainRun) -> tuple[FeatureData, HeadTraining]:
-    """Build what is trained on and what is trained."""
-    source = open_features(run.data.read(DataSettings))
+def build_training(run: TrainRun, resumed: Origin | None = None) -> tuple[FeatureData, HeadTraining]:
+    """Build what is trained on and what is trained; `resumed` is what a resumed training began with."""
+    source = open_features(run.data.read(DataSettings), resumed)
     start = read_start(run.init_from, source) if run.init_from else None
     head = run.model.build(source=source, start=start) if start else run.model.build(source=source)
     data = build_data(run, source, head)
@@ -127,11 +127,12 @@ def build_training(run: TrainRun) -> tuple[FeatureData, HeadTraining]:
     return data, build_module(run, head, data, start)
 
 
-def open_features(data: DataSettings) -> FeatureSource:
+def open_features(data: DataSettings, resumed: Origin | None) -> FeatureSource:
     """Open the stores of `data.path`, or make what `data.source` names."""
     if data.source:
         return data.source.build()
-    return open_source(data.path, cache_dir=data.cache_dir, cache_gb=data.cache_gb)
+    opened = partial(open_recorded, hash=resumed.hash, shards=resumed.shards) if resumed else open_source
+    return opened(data.path, cache_dir=data.cache_dir, cache_gb=data.cache_gb)
 
 
 def build_data(run: TrainRun, source: FeatureSource, head: DraftHead) -> FeatureData:

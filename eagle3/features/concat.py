@@ -3,6 +3,7 @@
 Shapes: V target vocabulary, H hidden size.
 """
 
+import logging
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +16,14 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef, Samples
-from eagle3.features.source import FeatureSource, TargetWeights
+from eagle3.features.source import FeatureSource, TargetWeights, as_setting
 from eagle3.features.store import FeatureStore
 from eagle3.storage.cache import CachedFolder
 from eagle3.storage.files import sha256_json
 from eagle3.storage.folder import Readable, open_folder
 from eagle3.target.identity import require_same_target
+
+log = logging.getLogger(__name__)
 
 SAME_IN_ALL = ("capture_layers", "dtype", "teachers", "reasoning_ids")  # what packs and loss masks depend on
 TOTALS = ("samples", "tokens", "answer_tokens", "bytes")
@@ -65,7 +68,31 @@ class ConcatStores:
         return sha256_json([store.fingerprint for store in self.stores])
 
 
-def open_source(path: str | list[str] | None, *, cache_dir: str | None = None, cache_gb: float = 0) -> FeatureSource:
+def open_recorded(path: str | list[str] | None, hash: str, shards: list[int] | None, **cache: Any) -> FeatureSource:
+    """Open what `data.path` names; without the samples that it gained since a training recorded `hash` and `shards`.
+
+    Its fingerprint is `hash`, unless it has changed in another way."""
+    source = open_source(path, **cache)
+    if source.fingerprint == hash or shards is None or len(shards) != len(source.samples.shards_by_store()):
+        return source
+    before = open_source(path, **cache, first_shards=shards)
+    if before.fingerprint != hash:
+        return source
+    log.warning(
+        "%s has %d samples more than the %d that the training began with, which alone are used; to train on all, start "
+        "a new training with init_from=HEAD",
+        as_setting(source.location), len(source.samples) - len(before.samples), len(before.samples),
+    )  # fmt: skip
+    return before
+
+
+def open_source(
+    path: str | list[str] | None,
+    *,
+    cache_dir: str | None = None,
+    cache_gb: float = 0,
+    first_shards: list[int] | None = None,
+) -> FeatureSource:
     """Open what `data.path` names, stores in buckets through a cache if there is one. A list of one is that store."""
     if not path:
         raise InputError("data.path is not set; give a feature store, e.g. data.path=DIR/features")
@@ -79,7 +106,8 @@ def open_source(path: str | list[str] | None, *, cache_dir: str | None = None, c
             )
         limit = int(cache_gb * 1e9)
         folders = [CachedFolder(each, Path(cache_dir), limit=limit) if each.remote else each for each in folders]
-    stores = [FeatureStore(folder) for folder in folders]
+    of_each: list[int | None] = [*first_shards] if first_shards else [None] * len(folders)
+    stores = [FeatureStore(folder, first_shards=n) for folder, n in zip(folders, of_each, strict=True)]
     return stores[0] if len(stores) == 1 else ConcatStores(stores)
 
 

@@ -1,7 +1,7 @@
 """The manifest of a feature store, and reading its indices (index.py)."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -129,6 +129,20 @@ def read_whole(storage: Readable, name: str) -> memoryview:
         raise InputError(f"{storage.location}/{name} does not exist; make it with: {MAKE_FEATURES}") from None
 
 
+def totals(indices: Sequence[ShardIndex], vocab_size: int) -> dict[str, Any]:
+    """Return the fields of the manifest that count all shards."""
+    counts = np.zeros(vocab_size, np.int64)
+    for index in indices:
+        counts[index.columns["token"]] += index.columns["times"]
+    return {
+        "samples": sum(len(index) for index in indices),
+        "tokens": sum(index.total("tokens") for index in indices),
+        "answer_tokens": sum(index.total("answer_tokens") for index in indices),
+        "bytes": sum(index.facts.bytes for index in indices),
+        "answer_counts": [(int(token), int(counts[token])) for token in counts.nonzero()[0]],
+    }
+
+
 def write_manifest(
     storage: Storage,
     *,
@@ -139,24 +153,17 @@ def write_manifest(
     instead_of: str | None = WHATEVER,
 ) -> Manifest:
     """Join the shards' indices into the manifest and write it, in place of the version that this run has seen."""
-    counts = np.zeros(target_config.vocab_size, np.int64)
-    for index in indices:
-        counts[index.columns["token"]] += index.columns["times"]
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         made_from=made_from,
         target_config=target_config,
         target_weights_sha256=sha256_of(storage.read(TARGET_WEIGHTS)),
-        samples=sum(len(index) for index in indices),
-        tokens=sum(index.total("tokens") for index in indices),
-        answer_tokens=sum(index.total("answer_tokens") for index in indices),
-        bytes=sum(index.facts.bytes for index in indices),
         left_out=left_out,
         shards=[
             ShardEntry(each.facts.shard, each.facts.bytes, each.facts.sha256, len(each), sha256_of(index_bytes(each)))
             for each in indices
         ],
-        answer_counts=[(int(token), int(counts[token])) for token in counts.nonzero()[0]],
+        **totals(indices, target_config.vocab_size),
     )
     with one_writer(storage, MANIFEST):
         write_file(storage, MANIFEST, sealed_bytes(manifest), instead_of=instead_of)

@@ -85,6 +85,10 @@ class Samples(Sequence[SampleRef]):
         anchors = int(self.anchors[place])  # those under the loss mask, where it was counted
         return ref if ref.entry.anchors == anchors else replace(ref, entry=replace(ref.entry, anchors=anchors))
 
+    def shards_by_store(self) -> list[int]:
+        """Count the shards of each store, in their order."""
+        return [len([*shards]) for _, shards in groupby(self.shards, key=lambda shard: shard.store)]
+
     def shard_numbers(self) -> np.ndarray:
         """Return for each sample the number of its shard in `shards`."""
         return np.searchsorted(self._ends, self.numbers, side="right")

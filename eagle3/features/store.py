@@ -9,7 +9,7 @@ Shapes: V target vocabulary, H hidden size.
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from eagle3.errors import InputError
 from eagle3.features.index import index_name
-from eagle3.features.manifest import TARGET_WEIGHTS, ShardEntry, read_index, read_manifest, read_whole
+from eagle3.features.manifest import TARGET_WEIGHTS, ShardEntry, read_index, read_manifest, read_whole, totals
 from eagle3.features.sample import Sample, views
 from eagle3.features.samples import IndexedShard, SampleRef, Samples
 from eagle3.features.shards import decode, hash_of, require_sha256, require_shard
@@ -33,14 +33,22 @@ HASHED_AT_ONCE = 8  # shards; more where this rank has more cores
 
 
 class FeatureStore:
-    """A `FeatureSource` of finished shards; opening it reads only the manifest and the indices."""
+    """A `FeatureSource` of finished shards; opening it reads only the manifest and the indices.
 
-    def __init__(self, storage: Readable) -> None:
+    `first_shards`: only so many, as the store was before it gained samples (they come in new shards, after the others).
+    """
+
+    def __init__(self, storage: Readable, *, first_shards: int | None = None) -> None:
         self.storage, self.location, self.remote = storage, storage.location, storage.remote
         self.manifest = read_manifest(storage)
         self.made_from, self.target_config = self.manifest.made_from, self.manifest.target_config
+        shards = self.manifest.shards[:first_shards]
         with ThreadPoolExecutor(REQUESTS if storage.remote else 2) as readers:  # hashing lets go of the interpreter
-            self.samples = Samples.of_shards(list(readers.map(self._samples_of, self.manifest.shards)))
+            indexed = list(readers.map(self._samples_of, shards))
+        self.samples = Samples.of_shards(indexed)
+        if first_shards is not None:
+            counted = totals([shard.index for shard in indexed], self.target_config.vocab_size)
+            self.manifest = replace(self.manifest, shards=shards, **counted)
         self._shards = {shard.name: shard for shard in self.manifest.shards}
         self._checked: set[str] = set()
 

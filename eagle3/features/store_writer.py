@@ -73,8 +73,10 @@ class StoreWriter:
         )
 
     def numbers(self) -> set[int]:
-        """Return the numbers of shards that are taken, if only by an index whose tar is gone."""
-        return {int(name[6:12]) for name in self.storage.names("shard-*.index")}
+        """Return the numbers of shards that are taken, if only by an index whose tar is gone. What a finished store
+        gains comes after its shards: a training of before is continued on the first ones."""
+        taken = {int(name[6:12]) for name in self.storage.names("shard-*.index")}
+        return {*range(max(taken, default=-1) + 1)} if self.finished else taken
 
     def save_weights(self, target: StoredTarget, *, dtype: torch.dtype) -> None:
         """Write the target's embedding and `lm_head`, unless whole ones are next to finished shards."""

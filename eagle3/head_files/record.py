@@ -31,6 +31,7 @@ class Origin(Record):
     capture_layers: list[int]  # indices into Hugging Face's `hidden_states`
     path: str | list[str]
     hash: str
+    shards: list[int] | None = None  # that each store had; None: not recorded
     val_fraction: float
     tokens_of_99_percent: int | None = None  # 99 % of the training samples have at most so many; None: not recorded
 
@@ -42,6 +43,7 @@ class Origin(Record):
             capture_layers=source.made_from.capture_layers,
             path=source.location,
             hash=source.fingerprint,
+            shards=source.samples.shards_by_store(),
             val_fraction=val_fraction,
             tokens_of_99_percent=int(np.quantile(train_samples.tokens, 0.99, method="higher")),
         )

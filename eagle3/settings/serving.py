@@ -1,6 +1,7 @@
 """Keys of serve.py: a schema for each action, which conf/action names."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
@@ -151,13 +152,14 @@ class TokenSampling(Settings):
         limits = [f"top-p {self.top_p:g}"] if self.top_p < 1 else []
         return ", ".join([f"T = {self.temperature:g}", *limits, *([f"top-k {self.top_k}"] if self.top_k else [])])
 
-    def for_server(self, max_new_tokens: int) -> dict[str, Any]:
+    def for_server(self, max_new_tokens: int, stop_ids: Iterable[int]) -> dict[str, Any]:
         """Return SGLang's `sampling_params`, where a top_k of -1 is all tokens."""
         return {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k or -1,
             "max_new_tokens": max_new_tokens,
+            "stop_token_ids": sorted(stop_ids),  # the server knows those of generation_config.json alone
         }
 
 

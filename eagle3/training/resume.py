@@ -134,10 +134,13 @@ class RunCheckpoints:
             )
         if self.copies:
             self.copies.require_free()
+            self.copies.require_ended()
 
     def _update_from_copies(self, instead_of: str | None = None) -> None:
         """Bring the folder up to date if the copies are later: the run was continued on another machine. InputError if
         `instead_of` is to be resumed."""
+        if self.copies:
+            self.copies.require_ended()
         if not self.copies or not self.copies.folder.names(LAST):
             return
         latest, copies, place = self.latest(), self.copies.folder, self.copies.place

@@ -3,6 +3,7 @@
 import datetime
 import inspect
 import os
+from functools import cache
 
 import pytest
 from stores import ASSETS
@@ -11,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from eagle3.answers import template_limits
-from eagle3.answers.chat import LOSES_TEXT, TOO_MUCH, Chat, RefusedConversation, require_bounded_template
+from eagle3.answers.chat import LOSES_TEXT, Chat, RefusedConversation, require_bounded_template
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import TEMPLATE_PARAMETERS, ChatSettings
 
@@ -252,12 +253,37 @@ def test_a_template_without_bound_is_one_line(tmp_path, monkeypatch, source):
         require_bounded_template(make_tokenizer(), ChatSettings(**SETTINGS | {"template": str(path)}))
 
 
-def test_text_without_bound_refuses_the_conversation_that_it_is_written_for(tmp_path):
+@pytest.mark.parametrize(
+    ("source", "limit"),
+    [
+        ("{{ 'a' * 2 ** 25 }}", "writes more than"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "does not end within 1 s"),
+        ("{{ 3 ** (messages[0].content | length ** 9) }}", "does not end within 1 s"),  # within a single instruction
+        ("{% set n = namespace(a=messages) %}{% for _ in range(40) %}{% set n.a = n.a + n.a %}{% endfor %}", "memory"),
+    ],
+)
+def test_a_template_without_bound_for_some_conversations_refuses_those(tmp_path, monkeypatch, source, limit):
+    monkeypatch.setattr(template_limits, "CPU_SECONDS", 1)
     path = tmp_path / "long.jinja"
-    path.write_text("{% if 'long' in messages[0].content %}{{ 'a' * 2 ** 25 }}{% endif %}" + MESSAGES)
+    path.write_text("{% if 'a long' in messages[0].content %}" + source + "{% endif %}" + MESSAGES)
+    require_bounded_template(make_tokenizer("llama3"), SETTINGS | {"template": str(path)})
     chat = make_chat("llama3", template=str(path), stop_tokens=[])
+    with pytest.raises(RefusedConversation, match=rf"{limit}.* for this conversation; .*chat\.template=FILE"):
+        chat.prompt([user("a long question of twenty characters")])
     assert chat.prompt([user("short")]) == "short"
-    with pytest.raises(RefusedConversation, match=TOO_MUCH):
+
+
+def test_a_template_that_is_stopped_again_and_again_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(template_limits, "CPU_SECONDS", 1)
+    monkeypatch.setattr(template_limits, "MOST_STOPPED", 2)
+    monkeypatch.setattr("eagle3.answers.chat.renderer", cache(template_limits.Renderer))
+    path = tmp_path / "long.jinja"
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    path.write_text("{% if 'long' in messages[0].content %}" + endless + "{% endif %}" + MESSAGES)
+    chat = make_chat("llama3", template=str(path), stop_tokens=[])
+    with pytest.raises(RefusedConversation):
+        chat.prompt([user("long")])
+    with pytest.raises(InputError, match=r"for 2 conversations by now; .*chat\.template=FILE"):
         chat.prompt([user("long")])
 
 

@@ -197,6 +197,30 @@ def test_an_answer_with_its_reasoning_follows_the_prompt_whole(tmp_path, name, c
         assert decode(chat, row.answer_ids) == answer + end_of(name)
 
 
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+def test_reasoning_inside_the_content_is_taken_where_the_template_has_a_field_for_it():
+    """gpt-oss' template refuses its own marks in a content, and writes a field `thinking` with the last answer."""
+    chat = make_chat("gptoss")
+    answer = f"{ANALYSIS}Easy: 2 + 2.{FINAL}Four."
+    talk = [user("Two and two?"), assistant(answer), user("Sure?"), assistant(answer)]
+    for row in answer_rows(chat, talk):
+        assert row.refused is None and row.messages[1]["content"] == ("Four." if row.turn else answer)
+        assert row.prompt_ids == chat.prompt_ids(row.messages[:-1])
+        assert decode(chat, row.answer_ids) == f"{answer}<|return|>"
+    for cut in (f"{ANALYSIS}Easy: 2", f"{ANALYSIS}Easy: 2 + 2.{FINAL}Fo"):
+        (row,) = answer_rows(chat, [talk[0], assistant(cut)], unstated="length")
+        assert row.refused is None and decode(chat, row.answer_ids) == cut
+    for text, reason in (
+        (f"{ANALYSIS}Easy: 2 + 2.", REASONING_OPEN),
+        (f"{ANALYSIS}Easy.{FINAL}Four.{FINAL}Five.", REASONING_OPEN),
+        (f"{ANALYSIS}Easy.<|end|>{FINAL}Four.", CONTROL_TOKEN_INSIDE),
+        (f"{ANALYSIS}Easy.{FINAL}Four.<|return|>", END_OF_TURN_INSIDE),
+    ):
+        assert refusals(chat, talk[0], assistant(text)) == [reason]
+
+
 @pytest.mark.parametrize("name", ["deepseekv3", "nemotron_3_nano"])
 def test_reasoning_that_the_prompt_began_may_come_without_its_start(name):
     chat = make_chat(name)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from exported_head import FINGERPRINT, origin_of
-from stores import IDENTITY, TARGET_CONFIG, open_store, random_samples, shard_of, write_store
+from stores import IDENTITY, TARGET_CONFIG, grow_store, open_store, random_samples, shard_of, write_store
 
 from eagle3.errors import InputError
-from eagle3.features.concat import open_source
+from eagle3.features.concat import open_recorded, open_source
 from eagle3.serving.check.prompts import validation_prompts
 from eagle3.storage.files import sha256_json
 
@@ -93,3 +93,20 @@ def test_validation_prompts_of_two_stores_are_each_prompt_once(two_stores: list[
         return validation_prompts(store, limit=None, max_length=99).prompts
 
     assert prompts(open_source(two_stores).location) == prompts(two_stores[0])
+
+
+def test_only_a_store_that_holds_the_recorded_one_is_opened_as_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_store(tmp_path / "store", random_samples(8))
+    before = open_source(str(path))
+    shards = before.samples.shards_by_store()
+    grow_store(path, random_samples(11)[8:])
+    again = open_recorded(str(path), before.fingerprint, shards)
+    assert again.fingerprint == before.fingerprint and len(again.samples) == again.describe()["samples"] == 8
+    assert torch.equal(again.answer_counts, before.answer_counts)
+    assert "has 3 samples more than the 8 " in caplog.text
+    caplog.clear()
+    for hash, counts in ((before.fingerprint, None), ("another", shards), (before.fingerprint, [*shards, 1])):
+        assert len(open_recorded(str(path), hash, counts).samples) == 11
+    assert not caplog.text

@@ -89,4 +89,5 @@ def test_trees_of_a_second_kind_are_left_to_the_server(exported: Path) -> None:
     answering = AnswerSettings(max_new_tokens=8, temperature=0.0, seed=0)
     message = r"replays only eagle3 heads, and .*/head is of kind two_layer; .*action=bench"
     with pytest.raises(InputError, match=message):
-        decoder_gains(settings(), {"path": tiny_target().path, "device": "cpu"}, exported, [[1, 2]], answering)
+        tiny = {"path": tiny_target().path, "device": "cpu"}
+        decoder_gains(settings(), tiny, exported, [[1, 2]], answering, frozenset())

@@ -1,6 +1,8 @@
 """Which checkpoint a run resumes from: never one that would cost the run its own."""
 
+import platform
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,7 +18,8 @@ from stores import random_samples, write_store
 
 from eagle3.errors import InputError
 from eagle3.head_files.finding import TargetFacts
-from eagle3.storage.folder import Storage, open_folder
+from eagle3.storage.folder import Storage, open_folder, write_file
+from eagle3.training import copies as copies_module
 from eagle3.training import resume
 from eagle3.training.callbacks import LastCheckpoint
 from eagle3.training.checkpoint import AtomicCheckpointIO
@@ -224,6 +227,44 @@ def test_of_two_trainings_that_start_together_the_second_is_refused(
     second.close()
     assert "is used by another run" in refusal(tmp_path / "third", word, copies)
     assert (copies / "run.json").read_bytes() == owner
+
+
+def test_in_a_bucket_a_second_start_is_refused_while_the_first_runs_and_a_restart_after_a_kill_continues(
+    tmp_path: Path, save: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod with a disk of its own has the run's folder under the same name, on another host."""
+    for name, seconds in (("RENEWED", 0.05), ("WATCHED", 1.0)):
+        monkeypatch.setattr(copies_module, name, seconds)
+    run, running = tmp_path / "run", f"{tmp_path}/run on {platform.node()}, since .*which still runs"
+    with running_store():
+        copies = new_folder()
+        bucket = open_folder(copies, setting="test")
+        first = started(run, copies)
+        shutil.rmtree(run)
+        monkeypatch.setattr(platform, "node", lambda: "another-pod")
+        for word in (None, "auto"):  # before the first checkpoint
+            with pytest.raises(InputError, match=running):
+                started(run, copies, word)
+        write_file(bucket, "last.ckpt", save(tmp_path / "last.ckpt", 500).read_bytes())
+        for each in (run, tmp_path / "elsewhere"):
+            with pytest.raises(InputError, match=running):
+                started(each, copies)
+            assert not [*each.glob("checkpoints/*")]
+
+        assert first.copies is not None
+        monkeypatch.setattr(first.copies.folder, "delete", lambda name: None)  # a kill leaves what it leaves
+        first.close()
+        before = time.monotonic()
+        second = started(run, copies)
+        assert time.monotonic() - before > 0.9 and step_of(str(second.latest())) == 500
+        second.close()  # ended, or told to
+        assert not bucket.names("alive.json") and bucket.names("run.json")
+        third = started(tmp_path / "third", copies)
+        monkeypatch.setattr(copies_module, "WATCHED", 100.0)
+        monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("waits for a process whose lock it has"))
+        again = started(tmp_path / "third", copies)
+        for each in (third, again):
+            each.close()
 
 
 def test_a_process_whose_copies_another_one_has_claimed_writes_no_more(

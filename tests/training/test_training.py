@@ -16,7 +16,7 @@ import pytest
 import torch
 from heads import ttt_batch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from stores import IDENTITY, ROOT, random_samples, write_store
+from stores import IDENTITY, ROOT, grow_store, random_samples, write_store
 
 from eagle3.commands.train import build_loggers, build_training, chosen_precision
 from eagle3.compose import compose_run
@@ -104,10 +104,10 @@ class Run:
     def __init__(self, directory: Path, store: Path, *overrides: str, signal_after: int | None = None) -> None:
         run = composed(directory, store, *overrides)
         lightning.seed_everything(run.seed, verbose=False)
-        self.data, self.module = build_training(run)
+        resumed = read_resumed(run.ckpt_path)
+        self.data, self.module = build_training(run, resumed and resumed.record.origin)
         self.recorder = Recorder(signal_after)
         callbacks = [callback.build() for callback in run.chosen_callbacks.values()]
-        resumed = read_resumed(run.ckpt_path)
         loggers = build_loggers(run, resumed.global_step if resumed else 0)
         precision = chosen_precision(run.trainer.keys["precision"], run.trainer.keys["accelerator"])
         trainer = run.trainer.with_keys(precision=precision)
@@ -374,6 +374,26 @@ def assert_continues(rest: Run, whole: Run, before: list[tuple[int, tuple[str, .
         assert [row[column] for row in metrics(rest)] == [row[column] for row in metrics(whole)]
     for name, weight in whole.weights.items():
         assert torch.equal(weight, rest.weights[name]), name
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_training_whose_store_has_gained_samples_continues_with_those_that_it_had(
+    train: Start, whole_run: Start, tmp_path: Path, joined: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ["model.draft_vocab_size=20"]  # which are chosen by the answers of the store
+    store = write_store(tmp_path / "grown", random_samples(26))
+    other = write_store(tmp_path / "other", random_samples(30)[26:])
+    options += [f"data.path={f'[{store},{other}]' if joined else store}"]
+    whole = whole_run(*options)
+    first = train("parts", *options, signal_after=4)
+    with pytest.raises(Interrupted):
+        first.fit()
+    grow_store(store, random_samples(40)[30:])
+    saved = read_resumed(f"{first.directory}/checkpoints/last.ckpt")
+    rest = train("parts", *options, f"ckpt_path={saved.path}")
+    require_checkpoint_fits(saved, rest.data.source, rest.module.head, rest.module.settings)
+    assert_continues(rest.fit(), whole, first.recorder.batches)
+    assert "has 10 samples more than the " in caplog.text and "has changed since" not in caplog.text
 
 
 @pytest.mark.parametrize("ended_by", ["max_steps=2", "max_steps=3", "max_steps=8", "max_epochs=1"])  # of 6 steps

@@ -9,8 +9,8 @@ from eagle3.prompts.privacy.recogniser import Pattern, Recogniser, Span, mention
 
 # Stand-ins for secrets in documentation.
 PLACEHOLDER = re.compile(
-    r"example|your|placeholder|dummy|redacted|insert|change_?me|replace|x{4}|\*{3}|\.{3}|…|[<{]|\$\(|\A\$\w+\Z|%s|%\(|\A%\w+%\Z"
-    r"|\A(?:pass|passwd|password|pwd|pw|secret|token|key|user(?:name)?|test|foo|bar|none|null|true|false|string|str)\d?\Z",
+    r"example|your|0123456789abcdef|placeholder|dummy|redacted|insert|change_?me|replace|x{4}|\*{3}|\.{3}|…|[<{]|\$\(|\A\$\w+\Z|%s|%\(|\A%\w+%\Z"
+    r"|\A(?:pass|passwd|password|pwd|pw|secret|token|key|user(?:name)?|test|foo|bar|none|null|true|false|string|str)\d{0,4}\Z",
     re.IGNORECASE,
 )
 KEY_ENTROPY = 3.3  # bits, of the value of a key; identifiers have less
@@ -51,7 +51,8 @@ password_hashes = Pattern(  # with salt, as systems store them: weak passwords c
 
 ASSIGNED_GATES = (
     "pass", "pwd", "secret", "key", "token", "credential", "auth", "webhook", "kennwort", "contrase", "senha",
-    "wachtwoord", "пароль", "密码", "密碼", "identified", "curl", "mysql",
+    "wachtwoord", "пароль", "密码", "密碼", "identified", "curl", "mysql", "net use", "docker", "redis-cli", "mongo",
+    "smbclient", "sudo",
 )  # fmt: skip
 CALLED = (
     r"(?:(?P<password>(?<!reise)(?<!by)(?<!com)(?<!tres)(?<!sur)(?<!over)(?<!under)pass(?:word|wd|phrase|wort|code)?"
@@ -70,11 +71,16 @@ VALUE = (
     r"|(?P<bare>[^\s\"'`,;<>()\[\]{}|&]{5,200})(?![(\[{]))"
 )
 ASSIGNMENT = re.compile(CALLED + ASSIGNED + VALUE, re.IGNORECASE)
-# Arguments of commands: SQL's CREATE USER, curl -u user:…, mysql -p…
+# Arguments of commands: SQL's CREATE USER, curl -u user:…, mysql -p…, sshpass -p …, net use … /user:… …
 GIVEN_TO_COMMAND = re.compile(
     r"\bidentified (?:with \w{1,40} )?by ['\"](?P<sql>[^'\"\s]{4,200})['\"]"
     r"|\bcurl\b[^\n|;]{0,200}?\s(?:-u|--user)[ =]{0,2}['\"]?[^\s'\":]{1,64}:(?P<curl>[^\s'\"]{4,200})"
-    r"|\bmysql\w{0,10}\b[^\n|;]{0,200}?\s-p(?P<mysql>[^\s'\"]{4,200})",
+    r"|\bmysql\w{0,10}\b[^\n|;]{0,200}?\s-p(?P<mysql>[^\s'\"]{4,200})"
+    r"|\b(?:sshpass|docker login|redis-cli|mongo\w{0,8})\b[^\n|;]{0,200}?\s(?:-p|-a|--pass(?:word)?)[ =]?['\"]?"
+    r"(?P<option>[^\s'\"]{4,200})"
+    r"|\bsmbclient\b[^\n|;]{0,200}?\s(?:-U|--user)[ =]?['\"]?[^\s%]{1,64}%(?P<smb>[^\s'\"]{4,200})"
+    r"|\becho ['\"]?(?P<sudo>[^\s'\"|]{4,200})['\"]? ?\| ?sudo -S\b"
+    r"|\bnet use\b[^\n|;]{0,200}?\s/user:[^\s]{1,64} ['\"]?(?P<share>[^\s'\"/*]{4,200})",
     re.IGNORECASE,
 )
 TEST_LOG = re.compile(r"(?<!\w)PASS:")
@@ -126,16 +132,18 @@ def _is_key(value: str, *, quoted: bool, assigned: bool) -> bool:
 # code marks, has a digit, or comes with a user name.
 
 PASSWORD_NAME = (
-    r"(?:(?<![^\W_])(?:pass(?:word|phrase|code|wort)(?:ul)?|pw|pin(?:[ -]code)?|kennwort|mot de passe|contrase[nñ]a"
-    r"|senha|wachtwoord|has[lł]o|parol[ae]|lösenord|adgangskode|пароль)(?![^\W_])|密码|密碼|口令|パスワード|비밀번호)"
+    r"(?:(?<![^\W_])(?:pass?(?:word|wrod|phrase|code|wort)(?:ul)?|pw|pin(?:[ -]code)?|kennwort|mot de passe"
+    r"|contrase[nñ]a|clave|(?:wi-?fi|wlan|wpa2?|network)[ -](?:key|code|schlüssel)|senha|wachtwoord|has[lł]o|parol[ae]"
+    r"|lösenord|adgangskode|пароль)(?![^\W_])|密码|密碼|口令|パスワード|비밀번호)"
 )
 # Words that may come between: "par défaut pour tous les comptes", "for the account", "meu", "от почты".
 MORE = (
     r"(?: (?:of|for|to|von|für|fürs|de|du|del|di|do|par|por|pour|padr[aã]o|voor|от|для|по|meu|tău|predefinita|default)"
-    r"(?: [^\s.,:;=`'\"]{1,20}){0,5}?)?"
+    r"(?: [^\s.,:;=`'\"]{1,20}){0,5}?| I (?:chose|choose|use|have|set|picked))?"
 )
 TELLS = (
-    r"(?: ?:[ \t]{0,4}| (?:(?:is|was)(?: now)?|ist|war|lautet|est|es|é|è|e|este|to|är|er)(?: ?:)? "
+    r"(?: ?:[ \t]{0,4}| (?:(?:is|was)(?: now)?|(?:used to|should|will|would) be|ist|war|lautet|est|es|é|è|e|este"
+    r"|to|är|er)(?: ?:)? "
     r"| ?(?:是|为|為|は|은|는):? ?)"
 )
 # "with password …", "using the password …", "changed the password to …"
@@ -155,7 +163,8 @@ TEMPLATE = re.compile(r"[{}<>$]|%[sd(]|\A[-+.\\/~ ]|\*{3}|•|x{4}|\.{3}|…|\w\
 # "is 8 characters long": a unit after the number.
 COUNTED = re.compile(
     r"[\s-]{0,2}(?:to |bis |à |a |or |\d+ )?(?:min|max|char|zeichen|cara|digit|letter|symbol|number|word|tekens|znak"
-    r"|bit|day|hour|week|month|year|time|attempt|round|step|more|or |and \d|cijfer|chiffre|d[ií]gito|lett|stell|символ"
+    r"|bit|day|hour|week|month|year|time|attempt|round|step|more|or (?:more|less|\d)"
+    r"|and \d|cijfer|chiffre|d[ií]gito|lett|stell|символ"
     r"|%|文字|桁|位|个|個|字)",
     re.IGNORECASE,
 )
@@ -177,10 +186,50 @@ NO_VALUE = re.compile(
     re.IGNORECASE,
 )
 PROSE_GATES = (
-    "pass", "pw", "pin", "kennwort", "contrase", "senha", "wachtwoord", "hasł", "haslo", "parol", "lösenord",
+    "pass", "pasw", "pw", "pin", "clave", "wifi", "wi-fi", "wlan", "wpa", "network", "kennwort",
+    "contrase", "senha", "wachtwoord", "hasł", "haslo", "parol", "lösenord",
     "adgangskode", "пароль", "密码", "密碼", "口令", "パスワード", "비밀번호",
 )  # fmt: skip
 TOLD = re.compile(rf"(?:{PASSWORD_NAME}{MORE}{TELLS}|{GIVEN})(?:{MARKED}|{BARE})", re.IGNORECASE)
+
+
+# Sentences of another order, where only a value with letters and digits counts: "I use … as my password", "is … a
+# strong password?", "the password's …", "password (…)", "changed my password from …", "пароль …", "log in as bob / …".
+BARE_VALUE = r"(?P<NAME>[^\s\"'`“”„«»<>{}()\[\]|*,。、]{6,64})"
+QUOTES = r"[\"'`“”„«»]?"
+OWN = r"(?:my|the|a|our|their|his|her|your)"
+IN_OTHER_ORDER = re.compile(
+    "|".join(
+        each.replace("VALUE", QUOTES + BARE_VALUE.replace("NAME", name) + QUOTES)
+        for name, each in {
+            "used": rf"\b(?:us|typ|enter|pick|choos|chose|tak|tried|try|put)\w{{0,3}} VALUE (?:as|for) {OWN} "
+            r"(?:[a-z]{1,12} )?pass(?:word|code|phrase)s?\b(?! ?manager)",
+            "judged": r"\b(?:is|was) VALUE an? (?:[a-z]{1,12} ){0,2}pass(?:word|code|phrase)\b(?! ?(?:hash|manager))",
+            "owned": r"\b(?:my|his|her|our|your|their)(?: [a-z-]{1,12})? (?:password|passwort|pw),? VALUE",
+            "short": rf"{PASSWORD_NAME}['\u2019]s VALUE",
+            "in_brackets": rf"{PASSWORD_NAME} \(VALUE\)",
+            "changed": rf"(?:chang|reset|updat)\w{{0,4}}(?: {OWN})? (?:password|passwort|pin) (?:from|von) VALUE",
+            "russian": r"(?<![^\W_])пароль (?=[!-~])VALUE",
+            "pair": r"\b(?:log ?(?:in|on)|sign in|cred(?:ential)?s?)(?: (?:as|with|are|is)|:)? [\w.@-]{2,40}"
+            r"(?::| / )VALUE",
+        }.items()
+    ),
+    re.IGNORECASE,
+)
+ENCLOSED = ("used", "judged", "in_brackets")  # between words or brackets: signs at the end are the value's
+OTHER_GATES = (*PROSE_GATES, "log in", "login", "logon", "log on", "sign in", "cred")
+
+
+def passwords_in_other_order(text: str) -> Iterator[Span]:
+    for match in IN_OTHER_ORDER.finditer(text) if mentions(text, OTHER_GATES) else ():
+        assert match.lastgroup
+        start = match.start(match.lastgroup)
+        value = match[match.lastgroup]
+        if match.lastgroup not in ENCLOSED:
+            value = value.rstrip(".,;:!?")
+        no_value = TEMPLATE.search(value) or METHOD.match(value) or COUNTED.match(value.lstrip("0123456789-"))
+        if not no_value and _is_password(value, quoted=False, assigned=True):
+            yield Span(start, start + len(value))
 
 
 def told_passwords(text: str) -> Iterator[Span]:
@@ -188,7 +237,8 @@ def told_passwords(text: str) -> Iterator[Span]:
         group = next(name for name in ("code", "double", "single", "curly", "guillemets", "bare") if match[name])
         value = match[group].rstrip(".,;:!?") if group == "bare" else match[group].strip("*")
         end = match.start(group) + len(value)
-        if value and not TEMPLATE.search(value) and (group != "bare" or _is_told(text, match, value, end)):
+        told = _is_told(text, match, value, end) if group == "bare" else not NO_VALUE.match(value)
+        if value and not TEMPLATE.search(value) and told:
             yield Span(match.start(group), end)
 
 
@@ -205,4 +255,5 @@ RECOGNISERS = [
     Recogniser("PASSWORD", assigned_passwords),
     Recogniser("PASSWORD", password_hashes),
     Recogniser("PASSWORD", told_passwords),
+    Recogniser("PASSWORD", passwords_in_other_order),
 ]

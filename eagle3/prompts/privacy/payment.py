@@ -26,7 +26,8 @@ SHORT_CARD = 13  # digits: few old cards have so many, every barcode does
 
 credit_cards = Pattern(  # in one piece or in groups; short numbers and those of other issuers need a word
     re.compile(
-        r"\d{4}(?:(?P<gap>[ .-])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{3,4}(?:(?P=gap)\d{3})?|\d{6}(?P=gap)\d{4,5})|\d{8,15})"
+        r"\d{4}(?:(?P<gap>[ .-]|  | - )(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{3,4}(?:(?P=gap)\d{3})?|\d{6}(?P=gap)\d{4,5})"
+        r"|\d{8,15})"
     ),
     valid=lambda match: luhn.is_valid(_digits(match.group())),
     clear=lambda match: len(match.group()) > SHORT_CARD and ISSUERS.fullmatch(_digits(match.group())),
@@ -69,16 +70,23 @@ def _is_iban(text: str, span: Span) -> bool:
     )
 
 
+DATE = re.compile(r"(?:19|20)\d\d-[01]\d-[0-3]\d")
+
 bank_accounts = Pattern(  # account, routing and sort numbers near such a word; a Spanish CCC also needs its checksum
-    re.compile(r"\d(?:[ -]?\d){6,19}|\d\d-\d\d-\d\d"),
-    valid=lambda match: len(digits := _digits(match.group())) != 20 or ccc.is_valid(digits),
+    re.compile(r"\d(?:[ -]?\d){6,19}|\d\d-\d\d-\d\d|\d{4,6}-[\dxX]"),
+    valid=lambda match: (
+        not DATE.fullmatch(match.group()) and (len(digits := _digits(match.group())) != 20 or ccc.is_valid(digits))
+    ),
     context=words(
         r"(?:account|acct|a/c)\.? ?(?:number|num|no|nr)", r"account\W{0,2}#", "acct", "a/c", "sort ?code",
         "aba", "routing", "bank account", "konto ?(?:nummer|nr)", "bankkonto",
         r"num[ée]ro de compte", "compte bancaire", "rib", "cuenta(?: bancaria| corriente)?", r"n[úu]mero de cuenta",
         r"conto corrente", r"numero di conto", "rekening(?:nummer)?", "bankrekening",
         r"conta(?: corrente| banc[áa]ria)", "ccc", "clabe", "bsb", "nuban", "ifsc", "giro(?:konto)?",
-        "(?:bank|plus)giro",
+        "(?:bank|plus)giro", "agência", r"transit(?= (?:number|num|no|\d{5})\b)", "institution (?:number|num|no)",
+        "bank details", "blz", r"kto\W{0,3}nr", r"konto(?=\W{1,3}(?:\d|\Z))", r"compte n(?=\W{1,3}(?:\d|\Z))",
+        r"(?:my|his|her|our|your|their|customer(?:['\u2019]s)?) account(?=\W{1,3}(?:\d|\Z))",
+        "account to (?:debit|credit|charge)", r"(?:payee|beneficiary)(?:['\u2019]s)? account",
         r"num[eé]r (?:konta|rachunku)", r"[čc][íi]slo [úu][čc]tu", "kontonummer", r"банковск\w{2,4} сч[её]т\w*",
         r"(?:checking|savings|current) account", "direct deposit", "खाता संख्या", "银行账号", "口座番号",
     ),

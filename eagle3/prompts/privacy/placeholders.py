@@ -26,8 +26,20 @@ NETWORKS = tuple(map(ipaddress.ip_network, (
 )))  # fmt: skip
 
 
+# Mailboxes and domains that stand for any: user@gmail.com, name@company.com.
+ANY_MAILBOX = re.compile(
+    r"(?:test|foo|bar|baz|user(?:name)?|some(?:one|body)|nobody|name|e?mail|(?:your|my)[-_.]?(?:e?mail|name|address)"
+    r"|first(?:name)?\.last(?:name)?|example|sample|dummy|no-?reply)\d{0,3}",
+    re.IGNORECASE,
+)
+ANY_DOMAIN = re.compile(r"(?:company|somewhere|nowhere|address|doe)\.(?:com|org|net)", re.IGNORECASE)
+
+
 def _email(value: str) -> bool:
-    return DOMAINS.fullmatch(value.replace("%40", "@").rpartition("@")[2]) is not None
+    mailbox, _, domain = value.replace("%40", "@").rpartition("@")
+    return any(
+        found.fullmatch(part) for found, part in ((DOMAINS, domain), (ANY_DOMAIN, domain), (ANY_MAILBOX, mailbox))
+    )
 
 
 def _address(value: str) -> bool:
@@ -46,7 +58,8 @@ def _url(value: str) -> bool:
     return host == "localhost" or host.startswith("127.") or DOMAINS.fullmatch(host) is not None
 
 
-# What payment firms publish for tests (Stripe, PayPal, Adyen, Braintree, Worldpay). Stripe's have the prefix 4000 00.
+# What payment firms publish for tests (Stripe, PayPal, Adyen, Braintree, Worldpay, Checkout.com, Mercado Pago).
+# Stripe's have the prefix 4000 00.
 TEST_CARDS = frozenset(
     """
     4242424242424242 4000056655665556 4111111111111111 4012888888881881 4222222222222 4005519200000004 4009348888881881
@@ -58,15 +71,45 @@ TEST_CARDS = frozenset(
     370000000000002 374245455400126 6011111111111117 6011000990139424 6011981111111113 6011000000000004
     6011601160116611 3056930009020004 36227206271667 30569309025904 38520000023237 30000000000004 3566002020360505
     3530111333300000 3088000000000009 6555900000604105 6200000000000005 6200000000000047 6205500000000000004
-    6759649826438453 6304000000000000 201400000000009
+    6759649826438453 6304000000000000 201400000000009 4543474002249996 5436031030606378 6771798021000008
+    3569990010095841 6011000991300009 36259600000004 5031755734530604 5031433215406351 4509953566233704
+    4235647728025682
     """.split()  # noqa: SIM905
 )
-FEW_DIGITS = 3  # different ones: 4000 0000 0000 0002 and the like
+# Others are made of few different digits, or have the same one six times in a row after the first four. Of real cards
+# about one in 5,000 is so.
+FEW_DIGITS = 4
+REPEATED = re.compile(r"(\d)\1{5}")
+
+# Reserved for fiction and examples: 555-0100 to 0199 (NANPA), and the ranges of Ofcom.
+FICTIONAL_PHONE = re.compile(
+    r"(?:1?\d{3})?55501\d\d|(?:44)?0?(?:7700900|1632960|2079460|1\d\d4960|8081570|3069990)\d{3}"
+)
+COUNTING = "01234567890123456789"
+
+
+def _digits(value: str) -> str:
+    return re.sub(r"\D", "", value)
 
 
 def _card(value: str) -> bool:
-    digits = re.sub(r"\D", "", value)
-    return digits in TEST_CARDS or digits.startswith("400000") or len(set(digits)) <= FEW_DIGITS
+    digits = _digits(value)
+    return (
+        digits in TEST_CARDS
+        or digits.startswith("400000")
+        or len(set(digits)) <= FEW_DIGITS
+        or REPEATED.search(digits, 4) is not None
+    )
+
+
+def _counting(value: str) -> bool:
+    """Tell whether a number counts up or down, or is one digit only: 123456789, 000-00-0000."""
+    digits = _digits(value)
+    return digits in COUNTING or digits in COUNTING[::-1] or len(set(digits)) == 1
+
+
+def _phone(value: str) -> bool:
+    return _counting(value) or FICTIONAL_PHONE.fullmatch(_digits(value)) is not None
 
 
 PLACEHOLDERS: dict[str, Callable[[str], bool]] = {
@@ -74,6 +117,11 @@ PLACEHOLDERS: dict[str, Callable[[str], bool]] = {
     "IP_ADDRESS": _address,
     "URL_PASSWORD": _url,
     "CREDIT_CARD": _card,
+    "BANK_ACCOUNT": _counting,
+    "US_SSN": _counting,
+    "US_ITIN": _counting,
+    "NATIONAL_ID": _counting,
+    "PHONE_NUMBER": _phone,
 }
 DOMAIN = re.compile(r"(?:@|%40|://(?:[^/@]*@)?)([^/:?#\s@]+)")  # of an email address or a URL
 

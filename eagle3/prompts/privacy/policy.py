@@ -24,7 +24,9 @@ ACTIONS = get_args(Action)
 FIRST = [*contact.RECOGNISERS, *payment.RECOGNISERS, *ids.RECOGNISERS, *network.RECOGNISERS]
 LAST = [*wallets.RECOGNISERS, *secrets.RECOGNISERS, *passwords.RECOGNISERS]
 BY_NOTHING = ("COORDINATES",)  # nothing tells those of a home from those of a public place
-NO_CHECKSUM = "CRYPTO_WALLET without a checksum"  # found next to words such as wallet
+BY_A_WORD = (  # found next to words such as account, wallet or seed phrase
+    "BANK_ACCOUNT and PRIVATE_KEY (seed phrases) without a word for them", "CRYPTO_WALLET without a checksum",
+)  # fmt: skip
 BETWEEN_MESSAGES = "\n\n"  # no number continues across it, but words of one message are context for the next
 
 # One character for one, so that spans stay valid: digits of every script, full-width forms, dashes and blanks.
@@ -115,7 +117,7 @@ class Privacy:
         if self.policy == "off":
             return {"unseen": ["all"], "partly_seen": []}
         by_model = set(self.model.actions if self.model else ())
-        partly_seen = [NO_CHECKSUM, *([] if IN_PROSE in by_model else [f"{IN_PROSE} in prose"])]
+        partly_seen = [*BY_A_WORD, *([] if IN_PROSE in by_model else [f"{IN_PROSE} in prose"])]
         return {"unseen": sorted({*BY_NOTHING, *ONLY_BY_MODEL} - by_model), "partly_seen": partly_seen}
 
     def _check_policy(self) -> None:

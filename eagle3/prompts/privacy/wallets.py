@@ -80,9 +80,15 @@ hexadecimal_keys = Pattern(
 
 # --- seed phrases (BIP 39): 12 to 24 words of a list that has none of the commonest words --------------------------
 
-PHRASE_GATES = ("seed", "mnemonic", "recovery", "backup phrase", "wiederherstellung", "récupération", "recuperación")
+PHRASE_GATES = (
+    "seed", "mnemonic", "recovery", "backup", "words", "wallet", "metamask", "ledger", "trezor", "phantom",
+    "exodus", "electrum", "wörter", "phrase secr", "wiederherstellung", "récupération", "recuperación",
+)  # fmt: skip
 PHRASE_WORDS = words(
-    r"(?:seed|recovery|mnemonic|backup)(?: (?:phrases?|words?|seed|key))?", "mnemonics?", "secret recovery phrase",
+    r"(?:seed|recovery|mnemonic)(?: (?:phrases?|words?|seed|key))?", "backup (?:phrases?|words?|seed|key|sheet)",
+    "mnemonics?", "secret recovery phrase",
+    "my (?:twelve|twenty four|12|24) words", "(?:12|24) w[öo]rter", "metamask", "ledger", "trezor", "phantom", "exodus",
+    "electrum", "crypto wallets?", "(?:my|restore) wallet", "phrase secr[èe]te",
     r"wiederherstellungs\w*", r"phrase de r[ée]cup[ée]ration", r"frase (?:semilla|de recuperaci[oó]n)",
 )  # fmt: skip
 NUMBERED = r"(?:\d{1,2}[.): ]{1,2}\s?)?[a-z]{3,8}"  # 1. legal 2. winner …
@@ -92,8 +98,8 @@ LENGTHS = (12, 15, 18, 21, 24)
 # Of the commonest English words, those that are not in BIP 39's list.
 SENTENCE = frozenset(
     """
-    the and are was were has have had his her its our their from your not but been which could should would there them
-    these those with into then than here please where does did how who why also phrase words mnemonic
+    the and are was were has had his her its our their from your not but been which could should would them
+    these those with than here does did how who why words mnemonic
     """.split()  # noqa: SIM905
 )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from eagle3.answers.chat import Chat, RefusedConversation
 from eagle3.errors import InputError
-from eagle3.features.concat import open_source
+from eagle3.features.concat import open_recorded
 from eagle3.features.source import as_setting
 from eagle3.head_files.record import Origin
 from eagle3.prompts import Prompt, Refused, Source, plain_source, read_prompts
@@ -70,7 +70,7 @@ def validation_prompts(trained_on: Origin, *, limit: int | None, max_length: int
     """Read prompts that training held out, from the store that it recorded; InputError if it is there no more.
 
     Validation is the lowest shares of the split, so they are taken from the bottom up."""
-    features = open_source(trained_on.path)
+    features = open_recorded(trained_on.path, trained_on.hash, trained_on.shards)
     if features.fingerprint != trained_on.hash:
         raise InputError(f"{as_setting(features.location)} is no longer the store of the training")
     shares, firsts = np.unique(features.samples.split, return_index=True)  # the first sample of each prompt

@@ -1,7 +1,7 @@
 """Candidate draft settings and what our decoder predicts for them before any server starts."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,14 @@ def decoder_gains(
     head: Path,
     prompts: Sequence[list[int]],
     answering: AnswerSettings,
+    stop_ids: frozenset[int],
 ) -> dict[Shape, Gain]:
     """Replay every setting on the target's own answers to these prompts.
 
     The target is loaded for this alone: the servers that are timed next need the GPU's memory."""
     try:
-        return _replayed(settings, load_target(**target_settings), head, prompts, answering)
+        target = replace(load_target(**target_settings), stop_ids=stop_ids)
+        return _replayed(settings, target, head, prompts, answering)
     finally:
         unload()
 

@@ -37,7 +37,7 @@ def tune(
 
     `target_settings` load the target for our decoder; `origin` goes into tune.json: commit, command, machine,
     versions."""
-    sampling = answering.for_server(answering.max_new_tokens)
+    sampling = answering.for_server(answering.max_new_tokens, target.stop_ids)
     timer = ServerTimer(
         settings=settings,
         launch=launch,
@@ -63,7 +63,7 @@ def tune(
         return write_tune_report(found, folder, facts, target=target_settings["path"], head=head)
 
     try:
-        gains = decoder_gains(settings, target_settings, Path(head), prompts, answering)
+        gains = decoder_gains(settings, target_settings, Path(head), prompts, answering, target.stop_ids)
         print(keep(search(settings, gains, timer, keep)))
     except KeyboardInterrupt:
         report = folder / REPORT

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from eagle3.errors import InputError
 from eagle3.prompts.privacy.names import TOKENS
+from eagle3.prompts.privacy.policy import BY_A_WORD
 from eagle3.prompts.rules import Rules
 from eagle3.settings.prompts import PromptSettings
 from eagle3.settings.types import validated
@@ -80,9 +81,9 @@ def with_model(folder: Path, *overrides: str, policy: str = "strict"):
 
 def test_strict_runs_with_a_model_of_persons_and_places_and_says_what_it_does_not_see(folder, caplog):
     strict = with_model(folder)
-    in_part = ["CRYPTO_WALLET without a checksum", "PASSWORD in prose"]
+    in_part = [*BY_A_WORD, "PASSWORD in prose"]
     assert strict.blind_spots() == {"unseen": ["COORDINATES", "ORGANIZATION"], "partly_seen": in_part}
-    assert "NOT detected: COORDINATES, ORGANIZATION; detected only in part: CRYPTO_WALLET" in caplog.text
+    assert f"NOT detected: COORDINATES, ORGANIZATION; detected only in part: {in_part[0]}" in caplog.text
     assert "add prompts/privacy/model" not in caplog.text
     verdict = strict(prompt("my name is ada lovelace . i live at elm road in london"))
     assert verdict.reason == "personal data: LOCATION, PERSON, STREET_ADDRESS"

@@ -12,6 +12,7 @@ from stores import CONF
 from eagle3.errors import InputError
 from eagle3.prompts import Prompt
 from eagle3.prompts.privacy import Privacy, Span
+from eagle3.prompts.privacy.policy import BY_A_WORD
 from eagle3.settings.parts import Part
 from eagle3.settings.types import validated
 
@@ -174,6 +175,14 @@ def test_what_is_to_be_dropped_is_dropped_also_inside_a_longer_finding(action):
         ("assert parse('foo@bar.com')", "EMAIL_ADDRESS"),
         ("pay with 4242 4242 4242 4242", "CREDIT_CARD"),
         ("the card 4000 0025 0000 3155 is declined", "CREDIT_CARD"),
+        ("the card 6011 0000 0000 0012 is declined", "CREDIT_CARD"),
+        ("the card 5555 4444 3333 1111 is declined", "CREDIT_CARD"),
+        ("write to user12@gmail.com", "EMAIL_ADDRESS"),
+        ("name@company.com is what the field shows", "EMAIL_ADDRESS"),
+        ("call (415) 555-0199 or +44 7700 900123", "PHONE_NUMBER"),
+        ("the account number 12345678", "BANK_ACCOUNT"),
+        ("SSN: 123-45-6789", "NATIONAL_ID"),
+        ("SSN 000-00-0000", "NATIONAL_ID"),
     ],
 )
 def test_placeholders_pass_and_are_counted_unless_switched_off(privacy, text, entity):
@@ -187,6 +196,9 @@ def test_placeholders_pass_and_are_counted_unless_switched_off(privacy, text, en
     [
         ("write to jane@notexample.com", "EMAIL_ADDRESS"),
         ("write to jane@x.com", "EMAIL_ADDRESS"),
+        ("the card 5555 5549 2945 2393 is declined", "CREDIT_CARD"),
+        ("the account number 14608295", "BANK_ACCOUNT"),
+        ("call (415) 555-2671", "PHONE_NUMBER"),
         ("ping 93.184.216.34 first", "IP_ADDRESS"),
         ("DATABASE_URL=postgres://admin:s3cr3t99@db.acme.com:5432/app", "URL_PASSWORD"),
     ],
@@ -208,12 +220,12 @@ def test_patterns_says_loudly_what_it_cannot_see_and_what_it_sees_in_part(caplog
     unseen = ["COORDINATES", "LOCATION", "ORGANIZATION", "PERSON", "STREET_ADDRESS"]
     assert build_privacy().blind_spots() == {
         "unseen": unseen,
-        "partly_seen": ["CRYPTO_WALLET without a checksum", "PASSWORD in prose"],
+        "partly_seen": [*BY_A_WORD, "PASSWORD in prose"],
     }
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert (
-        f"NOT detected: {', '.join(unseen)}; detected only in part: CRYPTO_WALLET without a checksum, PASSWORD in prose"
+        f"NOT detected: {', '.join(unseen)}; detected only in part: {', '.join([*BY_A_WORD, 'PASSWORD in prose'])}"
         in record.getMessage()
     )
 

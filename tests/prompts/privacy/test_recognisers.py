@@ -55,7 +55,7 @@ FOUND = {
         "it is ⟦4242424242424242⟧.", "it is ⟦5555555555554444⟧.", "it is ⟦2223003122003222⟧.",
         "it is ⟦378282246310005⟧.", "it is ⟦6011111111111117⟧.", "it is ⟦30569309025904⟧.", "it is ⟦36227206271667⟧.",
         "it is ⟦3566002020360505⟧.", "it is ⟦6200000000000005⟧.", "it is ⟦6759649826438453⟧.",
-        "my card is ⟦490154203237518⟧.", "my card is ⟦4222222222222⟧.",
+        "my card is ⟦490154203237518⟧.", "my card is ⟦4222222222222⟧.", "I typed ⟦4539  1488  0343  6467⟧",
     ],
     "IBAN": [
         "Kontoverbindung: ⟦PL61913832993321290210578680⟧, stimmt das so?", "rekening: ⟦AT77 9528 6768 6535 9093⟧",
@@ -65,6 +65,9 @@ FOUND = {
     ],
     "BANK_ACCOUNT": [
         "check if my account number ⟦96232004⟧ is still ok? thx", '{"número_de_cuenta": "⟦14608295⟧"}',
+        "transit 54103, institution 003, account ⟦3481603⟧", "Conta corrente ⟦83774-2⟧, agência 1634",
+        "Kto.-Nr. ⟦6192220797⟧", "transfer it to my account ⟦4257661395⟧", "Konto: ⟦2600337688⟧",
+        "the account to debit: ⟦7260752561⟧", "my bank details: ⟦79754660⟧, ⟦51-28-99⟧",
         "cuenta ⟦12341234161234567890⟧", "cuenta ⟦1234123417123456789⟧",
     ],
     "CRYPTO_WALLET": [  # addresses of documentation, of foundations, or made here
@@ -164,6 +167,8 @@ FOUND = {
         "my key ⟦5HueCGU8rMjxEXxiPuD5BDku4MkFqeZyd4dZ1jvhTVqvbTLvyTJ⟧ does not import",
         f"private key: ⟦0x{HEX}{HEX}⟧",
         "my seed phrase is ⟦legal winner thank year wave sausage worth useful legal winner thank yellow⟧ and fails",
+        "These are my twelve words: ⟦please legal winner have thank year then wave sausage worth useful yellow⟧",
+        "⟦please legal winner have thank year then wave sausage worth useful yellow⟧\n\nis what Metamask showed me",
         "Recovery phrase: 1. ⟦legal 2. winner 3. thank 4. year 5. wave 6. sausage 7. worth 8. useful 9. legal 10. wrist"
         " 11. thank 12. yellow⟧",
     ],
@@ -173,6 +178,13 @@ FOUND = {
         "password:  ⟦hunter2x⟧!", "password\t=\t⟦S3cret!1x⟧", "PASS: ⟦hunter#2x⟧", "DB_PASS: ⟦hunter2x⟧",
         "mypass=⟦hunter2x⟧", "CREATE USER bob IDENTIFIED BY '⟦S3cret1x⟧'",
         "identified with mysql_native_password by '⟦S3cret1x⟧'", "curl -s -u john:⟦S3cret1x⟧ https://a.b",
+        "sshpass -p '⟦S3cret1x⟧' ssh deploy@host", "net use Z: \\\\srv\\share /user:bob ⟦S3cret1x⟧",
+        "docker login -u me -p ⟦S3cret1x⟧", "smbclient //srv/x -U bob%⟦S3cret1x⟧", "echo '⟦S3cret1x⟧' | sudo -S ls",
+        "I use ⟦zebra-Stuhl-41⟧ as my password everywhere", "is ⟦Sommer2019!⟧ a strong password?",
+        "ssh into the box, password's ⟦k4ffee!Tasse⟧", "Password (⟦correct-horse-77⟧) is rejected",
+        "I changed my password from ⟦letmein_9⟧ to another", "Мой пароль ⟦letmein_9⟧", "log in as bob / ⟦qwErty1987⟧",
+        "creds are bob:⟦k4ffee!Tasse⟧", "her password, ⟦salami_Pizza8⟧, was leaked", "Wi-Fi key is ⟦s3cretSauce⟧",
+        "The password I chose: ⟦Dragon!Fly9⟧", "it used to be so: my password used to be ⟦Dragon!Fly9⟧",
         "mysql -u root -p⟦S3cret1x⟧", "My login is ann and my password is ⟦hunter2⟧, thanks",
         "remember my PIN is ⟦4821⟧", "The default password is `⟦raspberry⟧`.",
         'log in with the password "⟦open sesame⟧"', "I changed the password to '⟦newpassword⟧' and rebooted",
@@ -207,6 +219,10 @@ def test_every_entity_and_every_country_has_its_check(recognisers):
 
 
 PASSES = [
+    "I use Python3.12 for my password manager", "is SHA256 a good password hash?", "log in with OAuth2/OpenID2",
+    "credentials for s3://bucket1/path2", "password (min8chars)", "my account 2024-01-15 statement",
+    "redis-cli -h localhost -p 6379", "the transit of 1999 took 1234567 seconds", "password: 'password123'",
+    "my words: apple table river stone cloud chair mouse glass paper light bread water green",
     "git clone git@github.com:org/repo.git", "127.0.0.1 ::1 192.0.2.7 198.51.100.7 203.0.113.7 2001:db8::7",
     "a@example.com", "550e8400-e29b-41d4-a716-446655440000", "d41d8cd98f00b204e9800998ecf8427e",
     "pip install x==1.26.4.0", "noreply@web.de", "commit 356a192b7913b04c54574d18c28d46e6395428ab", "x = data[10::2]",
@@ -330,6 +346,8 @@ TRIGGERS = [
     "-----BEGIN PRIVATE KEY-----" + "A" * 40, "-----BEGIN PRIVATE KEY-----" + "A: " * 30, "://a:", "http://a:b@",
     "password", "password is ", "password of a ", "secret_key='", "sk-a", "xoxb-", "account number 1 ",
     "password \t ", "identified by '", "curl -u ", "curl -u a:", "mysql -p", "authorization: token ", "%40", "a%40b.",
+    "log in as a:", "I use a1b2c3 as my ", "is a1b2c3 a ", "my a password ", "пароль ", "echo a", "net use ",
+    "sshpass ", "smbclient ", "docker login -p ", "my 12 words ", "wallet abandon ", "1204-", "my account ", "4111  ",
     "ssh ", "12345678901 ", "my password for ", "pin ", 'with password "', "user: a ", "密码是", "X1234567",
     "RSSMRA85T10A562", "ABCPE1234", "٣", "é", "東", "-", "\n", "\n\n", " ",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fitted_head import PROMPT
+from scripts import call_script
 from serving_fixtures import bench_settings, launch_settings, sglang_site, wait_until
 from small_servers import plan
 from stores import ASSETS
@@ -94,6 +95,18 @@ def test_dry_run_looks_at_the_head_prints_the_commands_and_starts_nothing(
         bench(settings, target_files, drafts, BenchPlan(bench_settings(), {}, {}), dry_run=True, **rest)
     urls = bench_settings(plain_url="http://127.0.0.1:1", head_url="http://127.0.0.1:2")
     bench(settings, target_files, drafts, BenchPlan(urls, {}, {}), dry_run=True, **rest)  # which nobody starts
+
+
+def test_requests_end_where_the_answers_of_training_end(
+    tmp_path: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with a token that the target does not name itself: a server knows only generation_config.json."""
+    asked: list[BenchPlan] = []
+    monkeypatch.setattr("eagle3.serving.bench.run.bench", lambda *given, **_: asked.append(given[3]))
+    given = (f"target.path={TINY}", f"head={exported}", f"prompts.path={PROMPTS}", "chat.stop_tokens=['<|im_start|>']")
+    call_script("serve", "action=bench", *given, "limit=2", output_dir=tmp_path / "out")
+    [planned] = asked
+    assert planned.sampling["stop_token_ids"] == [1, 2]
 
 
 def test_what_makes_numbers_less_comparable_is_noted(measured: tuple[Path, dict]) -> None:

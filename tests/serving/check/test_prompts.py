@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from exported_head import FINGERPRINT, origin_of, tiny_chat
-from stores import TARGET_CONFIG, open_store
+from stores import TARGET_CONFIG, grow_store, open_store, random_samples
 
 from eagle3.errors import InputError
 from eagle3.features.split import split_fraction
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.prompts import file_prompts, longest_prompt, prompt_source, validation_prompts
+from eagle3.settings.serving import PromptFile
 from eagle3.storage.files import write_jsonl
 
 
@@ -31,6 +32,19 @@ def test_validation_prompts_are_the_prompt_parts_of_the_lowest_shares(store_path
         validation_prompts(replace(store, hash="other"), limit=3, max_length=99)
 
 
+def test_validation_prompts_are_those_of_the_training_where_the_store_has_gained_samples(store_path: Path) -> None:
+    features = open_store(store_path)
+    shards = features.samples.shards_by_store()
+    facts = {"path": str(store_path), "hash": features.fingerprint, "shards": shards, "val_fraction": 0.5}
+    store = origin_of(FINGERPRINT, TARGET_CONFIG, **facts)
+    before = validation_prompts(store, limit=None, max_length=99).prompts
+    grow_store(store_path, random_samples(90)[60:])
+    assert validation_prompts(store, limit=None, max_length=99).prompts == before
+    grown = open_store(store_path)
+    store = replace(store, hash=grown.fingerprint, shards=grown.samples.shards_by_store())
+    assert len(validation_prompts(store, limit=None, max_length=99).prompts) > len(before)
+
+
 def test_prompts_of_every_shape_are_measured_up_to_the_first_user_turn(
     make_measurer: Callable[..., Measurer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,7 +57,7 @@ def test_prompts_of_every_shape_are_measured_up_to_the_first_user_turn(
         {"prompt": "word " * 4096},
     ]
     write_jsonl(tmp_path / "rows.jsonl", rows)
-    source = prompt_source(path=str(tmp_path / "rows.jsonl"), split=None)
+    source = prompt_source(PromptFile(path=str(tmp_path / "rows.jsonl"), split=None))
     measurer = make_measurer(source=source, limit=None)
     found = measurer.prompts(None)
     assert found.prompts == [measurer.chat.prompt_ids([{"role": "user", "content": "Hi"}])] * 4
@@ -60,7 +74,7 @@ def test_prompts_of_a_file_are_rendered_with_their_own_variables(tmp_path: Path)
     rows = [{"prompt": "Hi"}, {"prompt": "Hi", "chat_template_kwargs": {"thinking": True}}]
     write_jsonl(tmp_path / "rows.jsonl", rows)
     source, chat = (
-        prompt_source(path=str(tmp_path / "rows.jsonl"), split=None),
+        prompt_source(PromptFile(path=str(tmp_path / "rows.jsonl"), split=None)),
         tiny_chat(template=str(tmp_path / "modes.jinja")),
     )
     assert source is not None

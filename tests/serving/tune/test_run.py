@@ -46,6 +46,26 @@ def test_the_command_without_timings_replays_every_setting_on_the_users_prompts(
     assert "Grüße" not in said.out + said.err + (tmp_path / "out" / "tune.json").read_text()
 
 
+def test_replayed_answers_and_requests_end_where_the_answers_of_training_end(
+    tmp_path: Path, head_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled: list[dict[str, Any]] = []
+
+    def stopped(*given: Any) -> NoReturn:
+        assert given[-1] == {1, 2}
+        raise InputError("seen")
+
+    monkeypatch.setattr(eagle3.serving.tune.run, "decoder_gains", stopped)
+    monkeypatch.setattr(eagle3.serving.tune.run, "PlainAnswers", sampled.append)
+    given = (f"target.path={ASSETS}/tiny", f"head={head_folder}", "chat.stop_tokens=['<|im_start|>']", "limit=2")
+    with pytest.raises(SystemExit):
+        call_script(
+            "serve", "action=tune", *given, f"prompts.path={ASSETS}/prompts/heldout.jsonl", "tune.timed=0",
+            output_dir=tmp_path / "out",
+        )  # fmt: skip
+    assert [each["stop_token_ids"] for each in sampled] == [[1, 2]]
+
+
 def test_a_search_over_loads_starts_real_servers_and_writes_the_steps_of_each_load(
     tmp_path: Path, head_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
