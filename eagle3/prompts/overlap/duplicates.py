@@ -17,7 +17,7 @@ from jaxtyping import UInt64
 
 from eagle3.errors import InputError
 from eagle3.prompts.overlap.words import hash_text, shingles, words_and_symbols
-from eagle3.prompts.reading.prompt import CALLS, Prompt, texts_of
+from eagle3.prompts.reading.prompt import CALLS, Prompt
 from eagle3.settings.prompts import DuplicateSettings
 
 SCHEME = "affine32"  # of datasketch's permutations: 32-bit values
@@ -55,7 +55,7 @@ class Signer:
 
     def __call__(self, prompt: Prompt) -> Signature:
         mode = mode_of(prompt)
-        asked = [text for turn in prompt.messages if _is_given(turn) for text in texts_of(turn)]
+        asked = [text for turn in prompt.messages for text in _given(turn)]
         answers = [turn["content"] for turn in prompt.messages if turn["role"] == "assistant" and CALLS not in turn]
         question = words_and_symbols("\n".join(asked))
         answered = words_and_symbols("\n".join(answers)) if answers else []
@@ -74,9 +74,12 @@ class Signer:
         )
 
 
-def _is_given(turn: dict[str, Any]) -> bool:
-    """Tell whether a turn is of the question: users' turns, results of tools and the calls that they belong to."""
-    return turn["role"] in ("user", "tool") or CALLS in turn
+def _given(turn: dict[str, Any]) -> list[str]:
+    """Return the texts of a turn of the question: users' turns, results of tools and the calls that they belong to."""
+    if CALLS in turn:
+        functions = [call["function"] for call in turn[CALLS]]
+        return [f"{each['name']} {json.dumps(each['arguments'], ensure_ascii=False)}" for each in functions]
+    return [turn["content"]] if turn["role"] in ("user", "tool") else []
 
 
 def text_hash(text: str) -> int:

@@ -60,7 +60,11 @@ class Prompt(NamedTuple):  # not a dataclass: one is made for every row, in half
     def texts(self) -> list[str]:
         """Return all texts that somebody wrote: the messages, with calls and tools as one text each, texts among
         template variables."""
-        contents = [text for message in self.messages for text in texts_of(message)]
+        contents = [
+            text
+            for message in self.messages
+            for text in (message["content"], *([tools_text(message[CALLS])] if CALLS in message else []))
+        ]
         tools = [tools_text(self.tools)] if self.tools else []
         kwargs = (self.chat_template_kwargs or {}).values()
         return [*contents, *tools, *(value for value in kwargs if isinstance(value, str))]
@@ -99,11 +103,6 @@ class Check(Protocol):
     name: str  # of its section in the ledger: licenses, length, language, privacy, ...
 
     def __call__(self, prompt: Prompt) -> Verdict: ...
-
-
-def texts_of(message: dict[str, Any]) -> list[str]:
-    """Return the text of a message, and that of its calls if it has any."""
-    return [message["content"], *([tools_text(message[CALLS])] if CALLS in message else [])]
 
 
 def tools_text(tools: Tools) -> str:

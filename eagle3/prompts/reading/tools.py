@@ -158,9 +158,12 @@ class _ToolTurns:
         """Return the id of the call that has this result: by the row's own ids, or else by order."""
         own = turn.get("tool_call_id") or turn.get("call_id")
         ids = [id for id, _ in self.called]
-        place = ids.index(own) if own in ids else self.results if not any(ids) or own is None else len(ids)
-        if place < len(ids):
-            return self.called[place][1]
+        if own is None or not any(ids):
+            found = self.called[self.results : self.results + 1]
+        else:
+            found = [call for call in self.called if call[0] == own]
+        if found:
+            return found[0][1]
         if self.keep_answers:
             return None
         raise _LeftOut(OTHER_RESULT)
