@@ -49,7 +49,7 @@ def prompt_source(**settings: Unpack[PromptFile]) -> Source | None:
     """Turn `prompts.path` into a source; InputError if there is nothing there."""
     if settings["path"] is None:
         return None
-    [source] = configured_sources(SourceSettings(**settings))
+    [source] = configured_sources(SourceSettings(**settings, tools="keep"))
     return source
 
 
