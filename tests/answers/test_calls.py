@@ -119,7 +119,7 @@ def reasons(dialogue: Dialogue) -> list[str]:
 def test_after_the_stored_call_its_result_is_given_and_is_not_trained(family: tuple[str, Chat]) -> None:
     name, chat = family
     dialogue = begin(chat)
-    wrote = WRITTEN[name](NAME, OSLO)
+    wrote = WRITTEN[name](NAME, dict(reversed(OSLO.items())))
     say(dialogue, chat, wrote, END_OF_CALLS.get(name))
     shown = json.dumps(RAIN)[1:-1] if name in ("gptoss", "llama3_1", "llama3_2") else RAIN
     prompt = chat.decode(dialogue.prompt_ids)
@@ -228,6 +228,37 @@ def test_arguments_are_compared_as_json_values(own: str, is_same: bool) -> None:
     chat = family_chat("qwen2_5").with_tools(TOOLS)
     text = f'<tool_call>{{"arguments":{{"days":{own}}},"name":"{NAME}"}}</tool_call>'
     assert (called(chat, [user("a")], chat.encode(text), stored({"days": 1})["tool_calls"]) is not None) == is_same
+
+
+MISTRAL = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ tools | tojson }}{{ m.content }}[/INST]"
+    "{% elif m.tool_calls %}[TOOL_CALLS] [{% for call in m.tool_calls %}"
+    "{% if call.id | length != 9 %}{{ raise_exception('id') }}{% endif %}{{ ', ' if not loop.first }}"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}'
+    "{% endfor %}]<|im_end|>{% elif m.role == 'tool' %}[TOOL_RESULTS] "
+    '{"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
+    "{% else %} {{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+)
+
+
+def test_a_template_that_demands_and_writes_ids_is_compared_without_them(tmp_path: Path) -> None:
+    (tmp_path / "mistral.jinja").write_text(MISTRAL)
+    chat = tiny_chat(template=str(tmp_path / "mistral.jinja"))
+    dialogue = begin(chat)
+    say(dialogue, chat, f"[TOOL_CALLS][{json.dumps({'name': NAME, 'arguments': OSLO})}]")
+    assert '"call_id": "call00000"' in chat.decode(dialogue.prompt_ids)
+    dialogue = begin(chat)
+    say(dialogue, chat, f"[TOOL_CALLS][{json.dumps({'name': NAME, 'arguments': ROME})}]")
+    assert reasons(dialogue) == [OTHER_CALL]
+
+
+def test_a_result_without_a_stored_call_before_it_is_never_given() -> None:
+    chat = family_chat("qwen2_5")
+    for turns in ([user("Oslo?"), result("7")], [user("Oslo?"), stored(OSLO), stored(ROME), result("7")]):
+        for text in ("Rain.", hermes(NAME, OSLO)):
+            dialogue = begin(chat, *turns)
+            say(dialogue, chat, text)
+            assert reasons(dialogue) == [OTHER_CALL if "tool_call" in text else NO_CALL]
 
 
 def test_a_template_without_calls_keeps_the_first_answer_and_says_why_it_is_the_last() -> None:

@@ -84,7 +84,8 @@ def with_tool_turns(turns: list[Turn], columns: Columns, *, keep_answers: bool) 
     that allows neither are left out, and noted. With `keep_answers` all turns are kept, and a call in the text of an
     answer stays there.
     """
-    reading = _ToolTurns(columns, has_tools=tools_of(columns) is not None, keep_answers=keep_answers)
+    has_tools = any(holds_tools(name) for name, _ in columns.found.get("attachments", ()))
+    reading = _ToolTurns(columns.shape, has_tools=has_tools, keep_answers=keep_answers)
     for place, (role, turn) in enumerate(turns):
         try:
             reading.add(role, turn)
@@ -101,8 +102,8 @@ def with_tool_turns(turns: list[Turn], columns: Columns, *, keep_answers: bool) 
 class _ToolTurns:
     """turns: those that are read; whole: how many of them come before the last calls."""
 
-    def __init__(self, columns: Columns, *, has_tools: bool, keep_answers: bool):
-        self.shape, self.has_tools, self.keep_answers = columns.shape, has_tools, keep_answers
+    def __init__(self, shape: Layout, *, has_tools: bool, keep_answers: bool):
+        self.shape, self.has_tools, self.keep_answers = shape, has_tools, keep_answers
         self.turns: list[Turn] = []
         self.whole = 0
         self.number = 0  # of calls so far
