@@ -99,20 +99,25 @@ class Chat:
     def prompt(self, messages: Messages) -> str:
         """Render up to where generation begins. Raises `RefusedConversation`, also when text of a turn is lost."""
         text = self.render(messages, add_generation_prompt=True)
-        asked = (message["content"].strip() for message in messages if message["role"] != "assistant")
-        if not all(each in text for each in asked):
+        asked = ((each["content"].strip(), each["role"]) for each in messages if each["role"] != "assistant")
+        # Some templates write results as JSON.
+        if not all(each in text or (role == "tool" and as_json(each) in text) for each, role in asked):
             raise RefusedConversation(LOSES_TEXT)
         if self._offered and not self._has_tools(text, messages):
             raise RefusedConversation(LOSES_TOOLS)
         return text
 
-    def names_tool(self, answer_ids: list[int]) -> bool:
+    @property
+    def tool_names(self) -> list[str]:
+        """The names of the tools that the conversation offers."""
+        return [tool["function"]["name"] for tool in self._offered.get("tools", ())]
+
+    def names_tool(self, content: str) -> bool:
         """Tell whether an answer may call a tool of the conversation: in every format a call holds the tool's name."""
-        text = self.decode(answer_ids)
-        return any(tool["function"]["name"] in text for tool in self._offered.get("tools", ()))
+        return any(name in content for name in self.tool_names)
 
     def _has_tools(self, text: str, messages: Messages) -> bool:
-        if not all(tool["function"]["name"] in text for tool in self._offered["tools"]):
+        if not all(name in text for name in self.tool_names):
             return False
         return text != self.with_tools(None).render(messages, add_generation_prompt=True)
 
@@ -121,8 +126,7 @@ class Chat:
 
         With `chat.reasoning_parser` the content is what follows the reasoning. Without one it is the whole text, and
         marks of reasoning that are no special tokens stay in it: templates look for them there."""
-        if answer_ids and answer_ids[-1] in self.stop_ids:
-            answer_ids = answer_ids[:-1]
+        answer_ids = self.without_end(answer_ids)
         whole, visible = self.decode(answer_ids), self.decode(answer_ids, skip_special_tokens=True)
         if self.settings["reasoning_parser"] is None:
             return visible
@@ -132,6 +136,10 @@ class Chat:
             self.reasoning.begins(whole) or self.decode(prompt_ids).rstrip().endswith(self.reasoning.start)
         )
         return whole if whole == visible and not opened else None
+
+    def without_end(self, answer_ids: list[int]) -> list[int]:
+        """Return the tokens of an answer before its end of turn."""
+        return answer_ids[:-1] if answer_ids and answer_ids[-1] in self.stop_ids else answer_ids
 
     def returned(self, text: str) -> str:
         """Return the content of an answer that is given as text: what `answer_text` returns for its tokens."""
@@ -359,6 +367,11 @@ def _pin_clock(source: str, date: str) -> str:
     replacements = "".join(f"|replace({json.dumps(old)}, {json.dumps(new)})" for old, new in written.items())
     # The newline after endmacro is eaten by Jinja's trim_blocks, which transformers sets: the rest renders unchanged.
     return "{% macro strftime_now(format) %}{{ format" + replacements + " }}{% endmacro %}\n" + source
+
+
+def as_json(text: str) -> str:
+    """Return a text as JSON has it between quotes."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def common_start(first: Items, *others: Items) -> Items:

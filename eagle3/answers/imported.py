@@ -7,11 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Unpack
 
+from eagle3.answers.calls import require_calls_rendered
 from eagle3.answers.chat import NOT_WHOLE, QUESTION, SENTINEL, Chat, Messages, RefusedConversation, ids_in_text
 from eagle3.answers.rows import AnsweredRow, AnswerError, error_row, new_row, too_long
 from eagle3.prompts.reading.conversation import REASONING
+from eagle3.prompts.reading.prompt import CALLS
 from eagle3.settings.precomputing import ImportedSettings
 
+CALL_IN_PARTS = "the answer is a call of a tool in parts, not the text that the target wrote"
 CONTROL_TOKEN_BEFORE = "the text of a turn before the answer holds that of a control token"
 CONTROL_TOKEN_INSIDE = "the answer's text holds that of a control token"
 END_OF_TURN_INSIDE = "the answer contains an end-of-turn token"
@@ -29,7 +32,7 @@ UNKNOWN_END = "finish_reason is neither stop nor length"
 # Not compared: a cut may fall inside a character, and SentencePiece drops the first space of what stands alone.
 CUT = "\ufffd \n\t\r"
 THOUGHT = "Thought0453"  # like SENTINEL
-MADE_OF = ("role", "content")  # what a template sees of a message
+MADE_OF = frozenset(("role", "content", CALLS, "tool_call_id", "name"))  # what a template sees of a message
 UNSTATED = "unstated"
 
 
@@ -78,25 +81,48 @@ def imported_rows(
 def answer_rows(chat: Chat, messages: Messages, *, unstated: str = "stop") -> list[AnswerRow]:
     """One row per assistant turn. `unstated`: the finish reason of answers by text that state none."""
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    return [_answer_row(chat, turn, messages, index, unstated) for turn, index in enumerate(answers)]
+    lost = _first_lost_call(chat, messages)
+    return [_answer_row(chat, turn, messages, index, unstated, lost) for turn, index in enumerate(answers)]
 
 
-def _answer_row(chat: Chat, turn: int, messages: Messages, index: int, unstated: str) -> AnswerRow:
+def _first_lost_call(chat: Chat, messages: Messages) -> tuple[int, str]:
+    """Return the place of the first call that the template does not render, and why; that of the end without one."""
+    plain = [_plain(message) for message in messages]
+    for index, message in enumerate(plain):
+        try:
+            if CALLS in message:
+                require_calls_rendered(chat, plain[:index], message[CALLS])
+        except RefusedConversation as refusal:
+            return index, str(refusal)
+    return len(messages), ""
+
+
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key in MADE_OF}
+
+
+def _answer_row(
+    chat: Chat, turn: int, messages: Messages, index: int, unstated: str, lost: tuple[int, str]
+) -> AnswerRow:
     answer = messages[index]
-    before = [{key: message[key] for key in MADE_OF} for message in messages[:index]]
+    before = [_plain(message) for message in messages[:index]]
     before = [
         each | {"content": chat.returned(each["content"])} if each["role"] == "assistant" else each for each in before
     ]
-    plain = [*before, {key: answer[key] for key in MADE_OF}]
+    plain = [*before, _plain(answer)]
     made = {"finish_reason": answer["finish_reason"]} if "finish_reason" in answer else {}
     shown = [*plain[:-1], plain[-1] | made]
     finish_reason = answer.get("finish_reason", UNSTATED)
     if answer.get("trained") is False:  # part of later prompts all the same
         return AnswerRow(turn, shown, [], [], finish_reason, NOT_TRAINED)
     try:
+        if CALLS in answer:
+            raise RefusedConversation(CALL_IN_PARTS)
         if "output_ids" in answer:
             prompt_ids, answer_ids = _by_ids(chat, plain, answer, finish_reason)
         else:
+            if index > lost[0]:
+                raise RefusedConversation(lost[1])
             neighbours = messages[max(index - 1, 0) : index] + messages[index + 1 : index + 2]
             if any(message["role"] == "assistant" for message in neighbours):
                 raise RefusedConversation(TWO_ANSWERS)

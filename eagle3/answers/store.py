@@ -29,6 +29,7 @@ from eagle3.target.identity import TargetIdentity, require_same_target
 log = logging.getLogger(__name__)
 
 MAKE_ANSWERS = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[answers]'"
+LISTED = 3  # reasons in the log, the commonest
 Answered = tuple[list[AnsweredRow], list[AnswerError]]  # rows and errors of one prompt
 
 
@@ -220,7 +221,12 @@ class AnswerStore:
             remedy = imported if self.manifest.made_with.sampling is None else ""
             raise InputError(f"{self.answers} is empty, nothing could be answered: {counts.errors}{remedy}")
         if counts.errors:
-            log.warning("%d turns or prompts gave no row, see %s", sum(counts.errors.values()), self.errors)
+            reasons = "; ".join(f"{reason}: {number}" for reason, number in Counter(counts.errors).most_common(LISTED))
+            more = f"; {len(counts.errors) - LISTED} more" if len(counts.errors) > LISTED else ""
+            log.warning(
+                "%d turns or prompts gave no row (%s%s), see %s",
+                sum(counts.errors.values()), reasons, more, self.errors,
+            )  # fmt: skip
         self.errors.touch()
         files = {path.name: seal_of(path) for path in (self.answers, self.errors)}
         self.manifest = replace(self.manifest, complete=True, counts=counts, files=files)

@@ -170,6 +170,9 @@ ADVICE = {
     "(conf/prompts/licenses)",
     "no assistant turn": "give rows with answers, or drop answers=imported",
     "not a JSON object": "write one object a line, or all of them as one array",
+    **dict.fromkeys(
+        ("row with tools", "tool turn"), "prompts.tools=keep reads tools, calls and results (docs/how-to/data.md)"
+    ),
     "row with a file": "these rows are about it; '+prompts.fields.attachments=[]' asks them without it",
     "": "give rows with messages or prompts, or change what refuses these (conf/prompts)",
 }

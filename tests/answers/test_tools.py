@@ -75,6 +75,14 @@ def test_a_conversation_ends_where_an_answer_may_call_a_tool() -> None:
     assert answered("Rain.", "Sun.", call).errors == []  # nothing follows it
 
 
+def test_a_tool_that_only_the_reasoning_names_ends_no_conversation() -> None:
+    chat = make_chat("qwen3")
+    dialogue = Dialogue(record("Oslo?", "Rome?"), chat, seed=0, max_prompt_tokens=None, on_length="keep")
+    answer = "<think>\nIs it look_up_weather?\n</think>\n\nRain."
+    dialogue.answer(Answer([*chat.encode(answer), chat.tokenizer.eos_token_id], "stop"))
+    assert dialogue.waiting and dialogue.errors == []
+
+
 def test_imported_answers_are_read_behind_the_tools() -> None:
     prompt = record("Oslo?")
     prompt["messages"].append(assistant("Rain."))

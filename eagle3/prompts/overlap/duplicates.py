@@ -17,7 +17,7 @@ from jaxtyping import UInt64
 
 from eagle3.errors import InputError
 from eagle3.prompts.overlap.words import hash_text, shingles, words_and_symbols
-from eagle3.prompts.reading.prompt import Prompt
+from eagle3.prompts.reading.prompt import CALLS, Prompt
 from eagle3.settings.prompts import DuplicateSettings
 
 SCHEME = "affine32"  # of datasketch's permutations: 32-bit values
@@ -41,7 +41,7 @@ class Signature(NamedTuple):
     id: int
     text: int  # of the mode and of all compared words: equal for exact duplicates
     mode: int  # only prompts of one mode are duplicates
-    shingles: UInt64[np.ndarray, " S"]  # the set of runs of words of the questions, ascending
+    shingles: UInt64[np.ndarray, " S"]  # the set of runs of words of the questions and results of tools, ascending
     answers: UInt64[np.ndarray, " S"]  # and of the answers, if they are kept
     bands: list[int]  # B, of the questions
 
@@ -55,8 +55,8 @@ class Signer:
 
     def __call__(self, prompt: Prompt) -> Signature:
         mode = mode_of(prompt)
-        asked = [turn["content"] for turn in prompt.messages if turn["role"] not in ("system", "assistant")]
-        answers = [turn["content"] for turn in prompt.messages if turn["role"] == "assistant"]
+        asked = [text for turn in prompt.messages for text in _given(turn)]
+        answers = [turn["content"] for turn in prompt.messages if turn["role"] == "assistant" and CALLS not in turn]
         question = words_and_symbols("\n".join(asked))
         answered = words_and_symbols("\n".join(answers)) if answers else []
         found = shingles(question, self.shingle_words)
@@ -74,6 +74,14 @@ class Signer:
         )
 
 
+def _given(turn: dict[str, Any]) -> list[str]:
+    """Return the texts of a turn of the question: users' turns, results of tools and the calls that they belong to."""
+    if CALLS in turn:
+        functions = [call["function"] for call in turn[CALLS]]
+        return [f"{each['name']} {json.dumps(each['arguments'], ensure_ascii=False)}" for each in functions]
+    return [turn["content"]] if turn["role"] in ("user", "tool") else []
+
+
 def text_hash(text: str) -> int:
     """Return the hash that texts share whose words and symbols are the same."""
     return hash_text(" ".join(words_and_symbols(text)))
@@ -87,6 +95,7 @@ def mode_of(prompt: Prompt) -> int:
     decisive = [
         (place, _system(turn["content"]) if turn["role"] == "system" else _switches(turn["content"]))
         for place, turn in enumerate(turns)
+        if turn["role"] != "tool"
     ]
     record = prompt.record()
     mode = [[each for each in decisive if each[1]], *(record.get(key) for key in RENDERED)]
@@ -125,7 +134,7 @@ def known_prompt(row: Any, *, keep_answers: bool) -> Prompt | None:
     """
     try:
         prompt = Prompt.of_record(row)
-        kept = [turn for turn in prompt.messages if keep_answers or turn["role"] != "assistant"]
+        kept = [turn for turn in prompt.messages if keep_answers or turn["role"] != "assistant" or CALLS in turn]
         return prompt._replace(messages=kept) if all(isinstance(turn["content"], str) for turn in kept) else None
     except (TypeError, KeyError, AttributeError):
         return None

@@ -118,8 +118,6 @@ PLACEHOLDERS: dict[str, Callable[[str], bool]] = {
     "URL_PASSWORD": _url,
     "CREDIT_CARD": _card,
     "BANK_ACCOUNT": _counting,
-    "US_SSN": _counting,
-    "US_ITIN": _counting,
     "NATIONAL_ID": _counting,
     "PHONE_NUMBER": _phone,
 }

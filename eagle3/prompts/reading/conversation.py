@@ -1,17 +1,20 @@
-"""One raw row → chat messages and tools. Keeps user and system turns; drops answers, or keeps them unchanged."""
+"""One raw row → chat messages. Keeps user and system turns, and with `prompts.tools=keep` the calls of tools and their
+results; drops answers, or keeps them unchanged.
+"""
 
 import re
 from typing import Any
 
 from eagle3.prompts.reading.choices import Options, options_of
 from eagle3.prompts.reading.media import has_placeholder, is_file
-from eagle3.prompts.reading.prompt import Refused, Tools, is_unicode, tools_text
+from eagle3.prompts.reading.prompt import Refused, is_unicode
 from eagle3.prompts.reading.rendered import RENDERED, is_rendered
 from eagle3.prompts.reading.shapes import CONVERSATION, EACH_ANSWERED, Columns, Layout, from_json, is_empty
+from eagle3.prompts.reading.tools import CALL_KEYS, OF_A_RESULT, Turn, holds_tools, with_tool_turns
 
 # A turn with any of these has more than its content: without them an answer is not what the model wrote.
 REASONING = ("reasoning_content", "reasoning", "thinking")
-PARTS_BESIDE_CONTENT = ("tool_calls", "function_call", *REASONING)
+PARTS_BESIDE_CONTENT = (*CALL_KEYS, *REASONING)
 
 # Keys of a kept answer that say how it was made: docs/how-to/imported-answers.md.
 MADE = ("prompt_ids", "output_ids", "finish_reason")
@@ -41,32 +44,36 @@ GREETING = re.compile(
 )
 LONGEST_GREETING = 200  # characters
 
-Turn = tuple[str, dict]  # its role, and as it is written
+TOOL_ROLES = ("call", "tool")
+
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 OF_SPECULATORS = ("input_ids", "loss_mask")  # with the rendered text, but without a conversation
-TOOL_COLUMNS = ("tools", "functions")  # or the last part of a name
-OF_A_FUNCTION = frozenset(("type", "name", "description", "parameters", "strict"))
 
 
 def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]]:
-    """Return [{role, content}], ending with a user turn, or with an answer if `keep_answers`. Raises Refused."""
+    """Return [{role, content}], ending with what the target answers, or with an answer if `keep_answers`.
+
+    Raises Refused. Calls are assistant turns with `tool_calls`, and their results turns of the role `tool`.
+    """
     shape = columns.shape
     for name, _ in columns.found.get("attachments", ()):
-        if not (shape.keeps_tools and _holds_tools(name)):
+        if not (shape.keeps_tools and holds_tools(name)):
             raise Refused(f"row with {name}")
     if columns.conversation_column() in (None, "text") and columns.row.keys() >= {*OF_SPECULATORS}:
         raise Refused("row of token ids, as speculators regenerate them: docs/how-to/moving.md has a script for them")
     turns = _with_columns([(_role(turn, shape), turn) for turn in _turns(columns)], columns)
-    if any(role == "tool" for role, _ in turns):
+    if shape.keeps_tools:
+        turns = with_tool_turns(turns, columns, keep_answers=keep_answers)
+    elif any(role in TOOL_ROLES for role, _ in turns):
         raise Refused("tool turn")
-    last = "assistant" if keep_answers else "user"
-    while turns and turns[-1][0] != last:
+    last = ("assistant", "call") if keep_answers else ("user", "tool")
+    while turns and turns[-1][0] not in last:
         turns.pop()
     if keep_answers and not turns:
         raise Refused("no assistant turn")
     if keep_answers and (reason := columns.first("finish_reason")):  # of the last answer
-        turns[-1] = ("assistant", {"finish_reason": reason, **turns[-1][1]})
+        turns[-1] = (turns[-1][0], {"finish_reason": reason, **turns[-1][1]})
     if not keep_answers:
         turns = _from_first_question(turns, columns)
     messages = _messages(turns, columns, keep_answers=keep_answers)
@@ -84,7 +91,7 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
 def _from_first_question(turns: list[Turn], columns: Columns) -> list[Turn]:
     """Leave out a greeting before the first question. Any other answer there is to a question that the row lacks."""
     opening = [index for index, (role, _) in enumerate(turns) if role != "system"][:1]
-    if not opening or turns[opening[0]][0] != "assistant":
+    if not opening or turns[opening[0]][0] not in ("assistant", "call"):
         return turns
     content = columns.shape.of_turn(turns[opening[0]][1], "content")
     if not (isinstance(content, str) and len(content) <= LONGEST_GREETING and GREETING.search(content)):
@@ -203,7 +210,7 @@ def _is_blank(content: Any) -> bool:
 
 def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
     shape = columns.shape
-    for part in PARTS_BESIDE_CONTENT:
+    for part in REASONING if role == "call" else PARTS_BESIDE_CONTENT:
         if turn.get(part):
             way_out = ": docs/how-to/moving.md has a script that joins them" if part in REASONING else ""
             raise Refused(f"turn with {part} next to its content{way_out}")
@@ -211,14 +218,20 @@ def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
         if not is_empty(turn.get(name)):
             raise Refused(f"turn with {name}")
     for name, value in turn.items():
-        if name not in KNOWN_OF_TURN and not shape.is_of_turn(name) and not is_empty(value):
+        known = name in KNOWN_OF_TURN or (role == "tool" and name in OF_A_RESULT)
+        if not known and not shape.is_of_turn(name) and not is_empty(value):
             if shape.refuses_files and is_file(name, value):
                 raise Refused("turn with a file of image, sound or video", name=name)
             columns.notes.append((UNREAD_KEY, name))
-    text = _text(shape.of_turn(turn, "content"), columns)
+    content = shape.of_turn(turn, "content")
+    text = _text("" if role == "call" and content is None else content, columns)
     if role == "user" and not text.strip():
         raise Refused("empty user turn")
     message = {"role": role, "content": text}
+    if role == "call":
+        return {**message, "role": "assistant", "tool_calls": turn["tool_calls"], **_made(turn)}
+    if role == "tool":
+        return message | {key: turn[key] for key in ("tool_call_id", "name") if isinstance(turn.get(key), str)}
     return message | _made(turn) if role == "assistant" else message
 
 
@@ -258,41 +271,3 @@ def _part(part: Any) -> str:
     if isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
         return part["text"]
     raise Refused("content with parts other than text")
-
-
-def tools_of(columns: Columns) -> Tools | None:
-    """Return [{"type": "function", "function": {"name", …}}] as templates take it, None if a row has no tools.
-
-    Reads OpenAI's two forms: the function in an object of its own, or its keys next to `type`.
-    """
-    if not columns.shape.keeps_tools:
-        return None
-    value = next((value for name, value in columns.found.get("attachments", ()) if _holds_tools(name)), None)
-    if value is None:
-        return None
-    tools = from_json(value) if isinstance(value, str) else value
-    if not isinstance(tools, list):
-        raise Refused("tools that are no list")
-    functions = [_function(tool) for tool in tools]
-    try:
-        tools_text(functions).encode()
-    except (TypeError, ValueError, RecursionError):
-        raise Refused("tools that are no JSON in valid Unicode") from None
-    return functions
-
-
-def _holds_tools(column: str) -> bool:
-    return column.lower().rpartition(".")[2] in TOOL_COLUMNS
-
-
-def _function(tool: Any) -> dict[str, Any]:
-    is_function = isinstance(tool, dict) and tool.get("type", "function") == "function"
-    function = tool.get("function", tool) if is_function else None
-    if not isinstance(function, dict) or (function is tool and not OF_A_FUNCTION.issuperset(tool)):
-        raise Refused("tools other than functions")
-    if not isinstance(function.get("name"), str) or not function["name"].strip():
-        raise Refused("tools without a name")
-    parameters = function.get("parameters") or {}
-    if not isinstance(parameters, dict) or None in (parameters.get("properties") or {}).values():
-        raise Refused("tools with empty parameters, as tables fill them in: give them as JSON text")
-    return {"type": "function", "function": {key: part for key, part in function.items() if key != "type"}}

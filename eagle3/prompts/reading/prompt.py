@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from eagle3.prompts.reading.shapes import EACH_ANSWERED, from_json
 
 Tools = list[dict[str, Any]]
+CALLS = "tool_calls"  # of an assistant turn: without `answers=imported` only to be compared with the target's own
 Note = tuple[str, str | None]  # what was done, and the name of the column or key, which is the row's own word
 TemplateKwargs = dict[str, str | int | float | bool]
 
@@ -53,24 +54,32 @@ class Prompt(NamedTuple):  # not a dataclass: one is made for every row, in half
 
     def _answers_are_missing(self) -> bool:
         """Tell whether user turns follow each other: read again, they would be one turn."""
-        roles = [message["role"] for message in self.messages]
+        roles = [message["role"] for message in self.messages if CALLS not in message]
         return "assistant" not in roles and ("user", "user") in pairwise(roles)
 
     def texts(self) -> list[str]:
-        """Return all texts that somebody wrote: the messages, the tools as one text, texts among template variables."""
-        contents = [message["content"] for message in self.messages]
+        """Return all texts that somebody wrote: the messages, with calls and tools as one text each, texts among
+        template variables."""
+        contents = [
+            text
+            for message in self.messages
+            for text in (message["content"], *([tools_text(message[CALLS])] if CALLS in message else []))
+        ]
         tools = [tools_text(self.tools)] if self.tools else []
         kwargs = (self.chat_template_kwargs or {}).values()
         return [*contents, *tools, *(value for value in kwargs if isinstance(value, str))]
 
     def with_texts(self, texts: list[str]) -> "Prompt | None":
-        """Return the prompt with these instead of `texts()`; None if the tools' text is not JSON any more."""
+        """Return the prompt with these instead of `texts()`; None if that of tools or calls is not JSON any more."""
         remaining = iter(texts)
-        messages = [{**message, "content": next(remaining)} for message in self.messages]
+        messages = [
+            {**message, "content": next(remaining)} | ({CALLS: from_json(next(remaining))} if CALLS in message else {})
+            for message in self.messages
+        ]
         tools = from_json(next(remaining)) if self.tools else None
         kwargs = (self.chat_template_kwargs or {}).items()
         changed = {name: next(remaining) if isinstance(value, str) else value for name, value in kwargs}
-        if self.tools and not tools:
+        if (self.tools and not tools) or not all(message.get(CALLS, True) for message in messages):
             return None
         return self._replace(messages=messages, tools=tools, chat_template_kwargs=changed or None)
 

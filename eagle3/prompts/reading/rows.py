@@ -5,11 +5,12 @@ from math import isfinite
 from typing import Any
 
 from eagle3.prompts.licenses.terms import all_of
-from eagle3.prompts.reading.conversation import conversation, tools_of
+from eagle3.prompts.reading.conversation import conversation
 from eagle3.prompts.reading.formats import BLANK, NO_END, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Prompt, Refused, TemplateKwargs, Tools, is_unicode
 from eagle3.prompts.reading.shapes import Columns, from_json
 from eagle3.prompts.reading.sources import Source
+from eagle3.prompts.reading.tools import tools_of
 from eagle3.settings.precomputing import TEMPLATE_PARAMETERS
 from eagle3.storage.files import sha256_json
 

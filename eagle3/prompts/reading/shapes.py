@@ -80,10 +80,11 @@ ROLES = {
         ("assistant", "gpt", "chatgpt", "bing", "bard", "model", "ai", "bot", "chatbot", "agent", "llm"), "assistant"
     ),
     **dict.fromkeys(
-        ("tool", "function", "function_call", "function_response", "observation", "ipython", "tool_call",
-         "tool_response", "tool_result"),
+        ("tool", "function", "function_response", "function_call_output", "observation", "ipython", "tool_response",
+         "tool_result"),
         "tool",
     ),
+    **dict.fromkeys(("function_call", "tool_call"), "call"),
 }  # fmt: skip
 
 Wanted = tuple[int, str, str, list[str]]  # rank, kind, name, path inside the column
@@ -91,7 +92,7 @@ Wanted = tuple[int, str, str, list[str]]  # rank, kind, name, path inside the co
 
 @dataclass(frozen=True)
 class Layout:
-    """fields: names by kind, the preferred first; roles: name in lower case → system, user, assistant or tool;
+    """fields: names by kind, the preferred first; roles: name in lower case → system, user, assistant, call or tool;
     keeps_tools: a row's tools go with its prompt."""
 
     fields: Mapping[str, Sequence[str]]

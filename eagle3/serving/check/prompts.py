@@ -48,7 +48,7 @@ def prompt_source(settings: PromptFile) -> Source | None:
     """Turn `prompts.path` into a source; InputError if there is nothing there."""
     if settings.path is None:
         return None
-    return plain_source("prompts", vars(settings), split="train")
+    return plain_source("prompts", vars(settings) | {"tools": "keep"}, split="train")
 
 
 def file_prompts(chat: Chat, source: Source, *, limit: int | None, max_length: int) -> PromptSet:

@@ -7,8 +7,8 @@ from prompt_stage import Prepare, chat, reasons, texts, users
 
 from eagle3.errors import InputError
 from eagle3.prompts import Refused
-from eagle3.prompts.reading.conversation import tools_of
 from eagle3.prompts.reading.shapes import shape_of
+from eagle3.prompts.reading.tools import tools_of
 
 PARAMETERS = {"type": "object", "properties": {"town": {"type": "string", "description": "Größe"}}}
 FUNCTION = {"name": "weather", "description": "of a town", "parameters": PARAMETERS}

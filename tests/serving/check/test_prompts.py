@@ -62,16 +62,17 @@ def test_prompts_of_every_shape_are_measured_up_to_the_first_user_turn(
     found = measurer.prompts(None)
     assert found.prompts == [measurer.chat.prompt_ids([{"role": "user", "content": "Hi"}])] * 4
     assert sorted(found.left_out.values()) == [1, 1]
-    assert "tool turn" in found.left_out
+    assert "no user turn" in found.left_out
     assert found.origin == f"prompts.path={tmp_path}/rows.jsonl"
     monkeypatch.chdir(tmp_path)
     assert measurer.prompts(None).origin == "prompts.path=rows.jsonl"
 
 
-def test_prompts_of_a_file_are_rendered_with_their_own_variables(tmp_path: Path) -> None:
+def test_prompts_of_a_file_are_rendered_with_their_own_variables_and_tools(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}{{ 'Think:' if thinking }}"
-    (tmp_path / "modes.jinja").write_text(template)
+    (tmp_path / "modes.jinja").write_text(template + "{{ tools[0].function.name if tools }}")
     rows = [{"prompt": "Hi"}, {"prompt": "Hi", "chat_template_kwargs": {"thinking": True}}]
+    rows += [{"prompt": "Hi", "tools": [{"name": "look_up"}]}]
     write_jsonl(tmp_path / "rows.jsonl", rows)
     source, chat = (
         prompt_source(PromptFile(path=str(tmp_path / "rows.jsonl"), split=None)),
@@ -79,7 +80,7 @@ def test_prompts_of_a_file_are_rendered_with_their_own_variables(tmp_path: Path)
     )
     assert source is not None
     found = file_prompts(chat, source, limit=None, max_length=99)
-    assert [chat.decode(ids) for ids in found.prompts] == ["Hi<|im_end|>", "Hi<|im_end|>Think:"]
+    assert [chat.decode(ids) for ids in found.prompts] == ["Hi<|im_end|>", "Hi<|im_end|>Think:", "Hi<|im_end|>look_up"]
 
 
 def test_the_longest_prompt_leaves_room_for_its_answer_the_drafts_and_the_token_behind_them() -> None:
