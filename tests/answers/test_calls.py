@@ -189,7 +189,8 @@ def test_calls_at_a_time_are_compared_in_order_or_refused_where_the_template_kno
         return
     prompt = chat.decode(dialogue.prompt_ids)
     assert dialogue.waiting and "rain" in prompt and "sun" in prompt
-    for others in (both[:1], both[1:], both[::-1], [*both, both[1]]):
+    another = WRITTEN[name]("weather", ROME).rpartition("</think>")[2].removeprefix("\n")
+    for others in (both[:1], both[1:], both[::-1], [*both, both[1]], [*both, another]):
         dialogue = begin(chat, *turns)
         say(dialogue, chat, "\n".join(others), END_OF_CALLS.get(name))
         assert reasons(dialogue) == [OTHER_CALL], others
@@ -215,6 +216,7 @@ def test_what_stands_before_a_call_is_the_content_as_a_server_returns_it() -> No
         ('[TOOL_CALLS]f[ARGS]{"a": {"b": 1}}', [("f", {"a": {"b": 1}})]),
         ('<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}', [("f", {"a": 1})]),
         ('function<sep>f\n```json\n{"a": 1}\n```<sep>f.g-h\n{}', [("f", {"a": 1}), ("f.g-h", {})]),
+        ('if {"a": 1}, re-f {"a": 1}', []),
         ('An object {"a": 1} and a broken one {"name": "f", "argu', []),
         ("{" * 5000, []),
     ],
