@@ -1,6 +1,7 @@
 """The estimate against a run on the bundled target, and its rates against the measured ones."""
 
 import json
+import re
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +18,7 @@ from transformers import DeepseekV3Config, GptOssConfig, LlamaConfig
 from eagle3.answers.store import read_answers
 from eagle3.commands.precompute import precompute
 from eagle3.errors import InputError
-from eagle3.estimate import Rates, Tokens, active_parameters, estimate_run, gpu_hours, head_parameters
+from eagle3.estimate import Rates, Tokens, active_parameters, estimate_run, gpu_hours, head_parameters, store_bytes
 from eagle3.features.conversation import read_conversations
 from eagle3.settings.precomputing import Engine
 from eagle3.storage.records import sealed_bytes
@@ -58,6 +59,17 @@ def test_rates_of_training_fit_the_measured_packs_and_an_epoch(rates: Rates) -> 
     tokens = some_tokens(tokens=run["tokens_per_s"], answer_tokens=run["anchors_per_s"])
     hours = gpu_hours(tokens, rates, answered_by=None, extracted_by="sglang", target=1, head=1)
     assert hours["training_epoch"] * 3600 == pytest.approx(1, rel=0.1)
+
+
+def test_the_sizes_of_long_conversations_on_the_page_of_questions_are_those_of_the_rule() -> None:
+    page = (ROOT / "docs/start/questions.md").read_text()
+    rows = re.findall(r"^\| ([\d,]+) \| ([\d,]+) \| ([\d.]+) GB \| ([\d.]+) GB \|$", page, flags=re.MULTILINE)
+    assert len(rows) == 4
+    for hidden_size, answers, fp8, bfloat16 in rows:
+        tokens = some_tokens(tokens=65536, answer_tokens=int(answers.replace(",", "")))
+        facts = replace(target_config(LLAMA_8B, 0, None), hidden_size=int(hidden_size.replace(",", "")))
+        sizes = store_bytes(tokens, facts, 3, teachers="answers", tied=False)
+        assert f"{sizes['fp8'] / 1e9:.2f}" == fp8 and f"{sizes['bfloat16'] / 1e9:.2f}" == bfloat16
 
 
 def test_imported_answers_take_no_time(rates: Rates) -> None:
