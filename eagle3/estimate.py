@@ -22,7 +22,7 @@ from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.features.build import STORED
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.progress import Bar
-from eagle3.settings.precomputing import Engine, Rates
+from eagle3.settings.precomputing import Engine, Rates, RelativeSpeed
 from eagle3.storage.files import read_jsonl, write_json
 from eagle3.target.capture import default_capture_layers
 from eagle3.target.facts import TargetConfig, target_config
@@ -31,6 +31,7 @@ from eagle3.target.model import decoder_of, empty_model
 from eagle3.target.stored import StoredTarget, stored_target
 
 log = logging.getLogger(__name__)
+STAGES = ("answers", "features", "training_epoch")
 # Keys of configs: experts of a token, experts of a layer.
 EXPERTS = ("num_experts_per_tok", "top_k_experts"), ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -53,6 +54,7 @@ def estimate_run(config: DictConfig) -> dict[str, Any]:
     layers = len(config.features.capture_layers or default_capture_layers(target.text_config.num_hidden_layers))
     tokens = tokens_of_answers(config, out_dir) or tokens_of_prompts(config, out_dir, target)
     rates = cli.settings(Rates, config.estimate.rates)
+    speed = cli.settings(RelativeSpeed, config.estimate.relative)
     scaled = {
         "target": active_parameters(target) / rates.target_parameters,
         "head": head_parameters(facts, layers, min(32_000, facts.vocab_size)) / rates.head_parameters,
@@ -61,11 +63,14 @@ def estimate_run(config: DictConfig) -> dict[str, Any]:
     answered_by = engines.get(config.answers.name, "sglang")
     extracted_by: Engine = "sglang" if config.features.engine else "huggingface"
     tied = bool(target.config.tie_word_embeddings)
+    hours = gpu_hours(tokens, rates, speed, answered_by=answered_by, extracted_by=extracted_by, **scaled)
+    epochs = config.estimate.epochs
     result = {
         **asdict(tokens),
         "bytes": store_bytes(tokens, facts, layers, teachers=config.features.teachers, tied=tied),
         "gpu": config.estimate.gpu,
-        "gpu_hours": gpu_hours(tokens, rates, answered_by=answered_by, extracted_by=extracted_by, **scaled),
+        "epochs": epochs,
+        "gpu_hours": hours | {"total": hours["answers"] + hours["features"] + epochs * hours["training_epoch"]},
         "scaled": scaled,
     }
     write_json(out_dir / "estimate.json", result)
@@ -148,7 +153,14 @@ def store_bytes(tokens: Tokens, facts: TargetConfig, layers: int, *, teachers: s
 
 
 def gpu_hours(
-    tokens: Tokens, rates: Rates, *, answered_by: Engine | None, extracted_by: Engine, target: float, head: float
+    tokens: Tokens,
+    rates: Rates,
+    speed: RelativeSpeed,
+    *,
+    answered_by: Engine | None,
+    extracted_by: Engine,
+    target: float,
+    head: float,
 ) -> dict[str, float]:
     """`target` and `head` are sizes relative to the measured ones; imported answers have `answered_by=None`."""
     prompt_tokens = tokens.tokens - tokens.answer_tokens
@@ -156,9 +168,9 @@ def gpu_hours(
     answering = tokens.answer_tokens / rates.answers[answered_by] if answered_by else 0
     training = tokens.answer_tokens / rates.training["answers"] + prompt_tokens / rates.training["prompts"]
     return {
-        "answers": (reading + answering) * target / 3600,
-        "features": tokens.tokens / rates.features[extracted_by] * target / 3600,
-        "training_epoch": training * head / 3600,
+        "answers": (reading / speed.compute + answering / speed.bandwidth) * target / 3600,
+        "features": tokens.tokens / rates.features[extracted_by] * target / speed.compute / 3600,
+        "training_epoch": training * head / speed.compute / 3600,
     }
 
 
@@ -186,10 +198,21 @@ def head_parameters(target: TargetConfig, layers: int, draft_vocab_size: int) ->
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    prompt_tokens = result["tokens"] - result["answer_tokens"]
+    prompt_tokens, hours = result["tokens"] - result["answer_tokens"], result["gpu_hours"]
+    total = f"total, {result['epochs']} epochs"
     return [
         f"answers: {result['answers']}",
         f"{result['samples']:,} samples, {prompt_tokens:,} prompt tokens, {result['answer_tokens']:,} answer tokens",
         *(f"features.dtype={name:<10}{Bar.format_sizeof(size, 'B'):>10}" for name, size in result["bytes"].items()),
-        *(f"{stage:<16}{hours:>10,.2f} hours of one {result['gpu']}" for stage, hours in result["gpu_hours"].items()),
+        *(f"{stage:<24}{in_words(hours[stage]):>10}" for stage in STAGES),
+        f"{total:<24}{in_words(hours['total']):>10} of one {result['gpu']}, at least",
     ]
+
+
+def in_words(hours: float) -> str:
+    """Return a duration with its unit."""
+    seconds = 3600 * hours
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.1f} s"

@@ -74,7 +74,7 @@ def require_transformers() -> None:
 def require_hub_or_cache(path: str, revision: str | None) -> None:
     """Ask the hub for a model's config once; where it cannot be reached, use the cache alone or raise InputError.
 
-    The library asks for each missing file six times, in half a minute, and a model in the cache lacks many optional files.
+    The library asks for each missing file six times, in half a minute; a cached model lacks many optional files.
     """
     try:
         huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(path, "config.json", revision=revision))

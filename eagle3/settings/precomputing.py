@@ -170,9 +170,19 @@ class Rates(Settings):
     training: dict[Literal["answers", "prompts"], Positive]  # tokens of answers, tokens of prompts
 
 
+@dataclass(frozen=True, kw_only=True)
+class RelativeSpeed(Settings):
+    """Speed of a GPU, of that of the measured one."""
+
+    compute: Positive
+    bandwidth: Positive
+
+
 class EstimateSettings(TypedDict):
     prompts: Count
     gpu: Text
+    epochs: Count
+    relative: RelativeSpeed
     rates: Rates
 
 
