@@ -21,7 +21,7 @@ from eagle3.answers.store import read_answers, read_rows
 from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.features.build import STORED
 from eagle3.head.draft_head import DraftHead, HeadConfig
-from eagle3.progress import Bar
+from eagle3.progress import Bar, duration
 from eagle3.settings.precomputing import Engine, Rates, RelativeSpeed
 from eagle3.storage.files import read_jsonl, write_json
 from eagle3.target.capture import default_capture_layers
@@ -204,15 +204,6 @@ def table(result: dict[str, Any]) -> list[str]:
         f"answers: {result['answers']}",
         f"{result['samples']:,} samples, {prompt_tokens:,} prompt tokens, {result['answer_tokens']:,} answer tokens",
         *(f"features.dtype={name:<10}{Bar.format_sizeof(size, 'B'):>10}" for name, size in result["bytes"].items()),
-        *(f"{stage:<24}{in_words(hours[stage]):>10}" for stage in STAGES),
-        f"{total:<24}{in_words(hours['total']):>10} of one {result['gpu']}, at least",
+        *(f"{stage:<24}{duration(3600 * hours[stage]):>10}" for stage in STAGES),
+        f"{total:<24}{duration(3600 * hours['total']):>10} of one {result['gpu']}, at least",
     ]
-
-
-def in_words(hours: float) -> str:
-    """Return a duration with its unit."""
-    seconds = 3600 * hours
-    for unit, length in (("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:,.1f} {unit}"
-    return f"{seconds:.1f} s"

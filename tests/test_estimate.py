@@ -25,10 +25,10 @@ from eagle3.estimate import (
     estimate_run,
     gpu_hours,
     head_parameters,
-    in_words,
     store_bytes,
 )
 from eagle3.features.conversation import read_conversations
+from eagle3.progress import duration
 from eagle3.settings.precomputing import Engine, RelativeSpeed
 from eagle3.storage.records import sealed_bytes
 from eagle3.target.facts import target_config
@@ -92,13 +92,6 @@ def test_what_an_h100_took_is_near_its_scaled_rates(rates: Rates) -> None:
         ("training_epoch", "training_hours"),
     ):
         assert hours[stage] == pytest.approx(run["for_100000"][key], rel=0.25)
-
-
-@pytest.mark.parametrize(
-    ("hours", "words"), [(1.1e-05, "0.0 s"), (0.001, "3.6 s"), (0.5, "30.0 min"), (1500, "1,500.0 h")]
-)
-def test_a_duration_has_a_unit_that_fits(hours: float, words: str) -> None:
-    assert in_words(hours) == words
 
 
 def test_the_sizes_of_long_conversations_on_the_page_of_questions_are_those_of_the_rule() -> None:
@@ -190,7 +183,7 @@ def test_the_last_line_is_the_total_with_all_epochs(made: Path, caplog: pytest.L
     assert "total, 3 epochs" in caplog.messages[-1] and caplog.messages[-1].endswith(
         "of one NVIDIA A100 80 GB SXM, at least"
     )
-    assert in_words(found["total"]) in caplog.messages[-1]
+    assert duration(3600 * found["total"]) in caplog.messages[-1]
 
 
 @pytest.mark.parametrize("too_long", ["drop", "truncate"])

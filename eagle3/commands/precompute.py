@@ -5,6 +5,7 @@ extra `prompts`.
 """
 
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from eagle3 import cli, interrupts
 from eagle3.errors import InputError, Interrupted, require_packages
-from eagle3.progress import Bar
+from eagle3.progress import Bar, duration
 from eagle3.prompts import LIBRARIES
 from eagle3.settings.check import check_settings
 from eagle3.storage.lock import hold
@@ -35,6 +36,7 @@ def precompute(config: DictConfig) -> None:
     stages = [stage for name, stage in STAGES.items() if name in names]
     if config.prompts.from_target:
         stages = [TargetPromptsStage() if stage is STAGES["prompts"] else stage for stage in stages]
+    started = time.monotonic()
     if any(stage.uses_engine for stage in stages):
         choose_engine(config, names)
     warn_of_unread(config, names, stages)
@@ -49,6 +51,21 @@ def precompute(config: DictConfig) -> None:
                 stage.run(config, engine)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; what was finished is kept, run the same command again to resume") from None
+    log.info("%s", end_line(config, names, time.monotonic() - started))
+
+
+def end_line(config: DictConfig, names: Sequence[str], seconds: float) -> str:
+    """Say where the result is, how long it took, and the command that continues with it."""
+    out_dir, target = config.out_dir, config.target.path or "TARGET"
+    last = next((name for name in ("features", "answers", "prompts") if name in names), "estimate")
+    if last == "features":
+        store = config.features.path or f"{out_dir}/features"
+        return f"{store}: {duration(seconds)}; next: python train.py data.path={store} hydra.run.dir=RUN"
+    if last == "estimate":
+        return f"{out_dir}/estimate.json: {duration(seconds)}"
+    following = "[features]" if last == "answers" else "[answers,features]"
+    command = f"python precompute.py 'stages={following}' target.path={target} out_dir={out_dir}"
+    return f"{out_dir}/{last}: {duration(seconds)}; next: {command}"
 
 
 def _answer_workers(config: DictConfig) -> "Workers":

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
 from eagle3.head_files.files import MAKE_HEAD, read_files, read_without_weights
 from eagle3.head_files.finding import Finding, findings_table, has_errors, require_no_errors
+from eagle3.progress import duration
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.checks import check_export, check_head
 from eagle3.serving.check.origin import warn_of_precision
@@ -48,8 +50,29 @@ BENCH_LIBRARIES = ("scipy",)  # what bench and tune need of the extra `bench`
 
 def serve(config: DictConfig) -> None:
     cli.quiet_libraries()
+    started = time.monotonic()
     with hold(cli.output_dir()) if config.action in MEASURED and not config.get("dry_run") else nullcontext():
         DO[config.action](config)
+    if config.action != "launch":  # which ends with its server
+        log.info("%s", end_line(config, time.monotonic() - started))
+
+
+def end_line(config: DictConfig, seconds: float) -> str:
+    """Say where the result is, how long it took, and the command that continues with it."""
+    head, target = config.get("head"), config.target.path or "TARGET"
+    written = {
+        "export": head,
+        "show": config.get("out"),
+        "compare": f"{cli.output_dir()}/compare.md",
+        "bench": f"{cli.output_dir()}/report.md",
+        "tune": f"{cli.output_dir()}/tune.md",
+    }.get(config.action, f"action={config.action}")
+    following = {
+        "export": f"python serve.py action=decode target.path={target} head={head} prompts.path=FILE.jsonl",
+        "check": f"python serve.py action=decode target.path={target} head={head} prompts.path=FILE.jsonl",
+        "decode": f"python serve.py action=launch target.path={target} head={head} dry_run=true",
+    }.get(config.action)
+    return f"{written}: {duration(seconds)}" + (f"; next: {following}" if following else "")
 
 
 def export_head(config: DictConfig) -> None:

@@ -1,6 +1,7 @@
 """Runs train.py's valid config: builds data, head and trainer, trains, and reports the score."""
 
 import logging
+import time
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from eagle3.head.build import StartHead
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.registry import kind_named
 from eagle3.head_files.init_from import read_start
+from eagle3.progress import duration
 from eagle3.storage.lock import hold
 from eagle3.storage.records import read_sealed_json, write_sealed_json
 from eagle3.training.checkpoint import Origin
@@ -60,6 +62,7 @@ def train(config: DictConfig) -> float:
 
 def train_alone(config: DictConfig, checkpoints: RunCheckpoints) -> float:
     """Train while no other process writes to this run's folder."""
+    started, run = time.monotonic(), cli.output_dir()
     config.ckpt_path = checkpoints.resume_from(config.ckpt_path)
     lightning.seed_everything(config.seed, verbose=False)
     torch.set_float32_matmul_precision(config.matmul_precision)
@@ -90,7 +93,11 @@ def train_alone(config: DictConfig, checkpoints: RunCheckpoints) -> float:
     if trainer.global_step == resume_step:
         bounds = "trainer.max_epochs, max_steps, max_time or callbacks.early_stopping"
         log.warning("ckpt_path=%s has all steps of %s: none added", config.ckpt_path, bounds)
-    return report(trainer)
+    score = report(trainer)
+    if not (in_sweep() or trainer.fast_dev_run):  # type: ignore[attr-defined]
+        following = f"python serve.py action=export run={run} head=HEAD"
+        log.info("%s: %s; next: %s", run, duration(time.monotonic() - started), following)
+    return score
 
 
 def job_of_ranks(config: DictConfig) -> float:
