@@ -139,14 +139,69 @@ def best() -> str:
     )
     rows.append(["serving, time to first token at 1 request", head, f"{plain} without a head"])
     whole = result("time_to_head.json")
-    conversations, hours = whole["conversations"], whole["for_100000"]["gpu_hours"]
-    disk = f"{whole['features_bytes'] / conversations * 1e5 / 1e12:.1f} TB"
-    cost = f"**{hours:.2f} GPU-hours**, {disk} of disk"
-    epoch = 100_000 / conversations * (whole["steps"]["training"]["seconds"] - whole["starts"]["training"]) / 3600
-    cost = f"{cost}; with the recipe's four epochs {hours + 3 * epoch:.2f}"
-    extrapolated = f"extrapolated from {conversations:,} of 384 tokens, random weights, on one H200"
-    rows.append(["100,000 conversations to a head, target of 8 B, one epoch", cost, extrapolated])
+    disk, hours = cost_of_100000(whole)
+    cost = f"**{hours:.2f} GPU-hours**, {disk} of disk; with one epoch {whole['for_100000']['gpu_hours']:.2f}"
+    extrapolated = f"extrapolated from {whole['conversations']:,} of 384 tokens, random weights, on one H200"
+    rows.append(["100,000 conversations to a head, target of 8 B, the recipe's four epochs", cost, extrapolated])
     return markdown("what | result | compared with", rows)
+
+
+def proof() -> str:
+    """What the README shows first: served heads, with all that an accept length depends on."""
+    enlarged = "SmolLM2-135M-Instruct, enlarged to 8.5 B"
+    runs = [
+        (enlarged, "held out, like the training's", "held_out", "0", "sglang_bench_smollm2_chain.json"),
+        (enlarged, "held out, like the training's", "held_out", "0.7", "sglang_bench_smollm2_sampled.json"),
+        (enlarged, "MT-bench", "mt_bench", "0", "sglang_bench_smollm2_chain.json"),
+        ("Qwen2.5-Coder-1.5B-Instruct", "held out, like the training's", "held_out", "0", "qwen25_coder_1_5b.json"),
+    ]
+    rows = []
+    for target, prompts, name, temperature, file in runs:
+        cells = [served_cells(file)[name, requests] for requests in (1, 64)]
+        gains = [cell["speed_ups"]["head"]["tpot"] for cell in cells]
+        told = [f"{bold_over_one(gain)} [{gain['low']:.2f}, {gain['high']:.2f}]" for gain in gains]
+        rows.append([target, prompts, temperature, f"{cells[0]['sides']['head']['accept_length']:.2f}", *told])
+    return markdown("target | prompts | T | accept length | speed-up, 1 request | 64 requests", rows)
+
+
+def bold_over_one(gain: dict[str, float]) -> str:
+    """Bold only where the whole interval is above 1."""
+    return f"**{gain['value']:.2f} x**" if gain["low"] > 1 else f"{gain['value']:.2f} x"
+
+
+def fits() -> str:
+    """What a target must be and what a run takes."""
+    whole = result("time_to_head.json")
+    disk, hours = cost_of_100000(whole)
+    per_token = whole["bytes_per_token"] / 1000
+    sizes = "trained here: 24 M, 135 M and 1.5 B, and 8 B's shape with random weights. No gain was certain at 1.5 B"
+    rows = [
+        ["your model", f"a text model that transformers loads; recipes for 1 B to 70 B; {sizes}"],
+        [
+            "GPU",
+            "one NVIDIA GPU that holds the target: 16 GB of weights at 8 B. H100 and H200 were used; a CPU for trials",
+        ],
+        ["disk", f"{per_token:.1f} kB a token at 8 B: {disk} for 100,000 conversations of 384 tokens"],
+        [
+            "time",
+            f"**{hours:.2f} GPU-hours** for these on an H200, to a head with the recipe's four epochs (extrapolated)",
+        ],
+        [
+            "server",
+            "SGLang; vLLM, run on a CPU; llama.cpp with `model=eagle3`; TensorRT-LLM loads such heads, not run here",
+        ],
+        ["not covered", "vision, agents' tool turns, DFlash, MTP, training with a live server"],
+    ]
+    return markdown("does it fit? | ", rows)
+
+
+def cost_of_100000(whole: Any) -> tuple[str, float]:
+    """Return disk and GPU-hours of 100,000 conversations with the recipe's four epochs."""
+    conversations = whole["conversations"]
+    epoch = 100_000 / conversations * (whole["steps"]["training"]["seconds"] - whole["starts"]["training"]) / 3600
+    return f"{whole['features_bytes'] / conversations * 1e5 / 1e12:.1f} TB", whole["for_100000"][
+        "gpu_hours"
+    ] + 3 * epoch
 
 
 def served_cells(name: str) -> dict[tuple[str, int], Any]:
@@ -625,9 +680,9 @@ TABLES: dict[str, Callable[[], str]] = {
 } | {
     table.__name__: table
     for table in (
-        quickstart, best, public_target, data_curve, several_answers, served_smollm2, served_1_5b, heads_1_5b,
-        served_steps, epochs, heads, recipe, recipe_seeds, fixed_lm_head, attention, local_read, parity, tuned, loads,
-        served_ways, long_answers, bounds, long_windows, long_texts, lm_head_decoded,
+        quickstart, proof, fits, best, public_target, data_curve, several_answers, served_smollm2, served_1_5b,
+        heads_1_5b, served_steps, epochs, heads, recipe, recipe_seeds, fixed_lm_head, attention, local_read, parity,
+        tuned, loads, served_ways, long_answers, bounds, long_windows, long_texts, lm_head_decoded,
     )
 } | {
     **{f"race_{peer.lower()}": partial(race, peer) for peer in PEERS},

@@ -19,8 +19,8 @@ from eagle3.answers.store import read_answers, read_rows
 from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.features.build import STORED
 from eagle3.head.draft_head import DraftHead, HeadConfig
-from eagle3.progress import Bar
-from eagle3.settings.precomputing import Engine, PrecomputeRun, Rates
+from eagle3.progress import Bar, duration
+from eagle3.settings.precomputing import Engine, PrecomputeRun, Rates, RelativeSpeed
 from eagle3.storage.files import read_jsonl, write_json
 from eagle3.target.capture import default_capture_layers
 from eagle3.target.facts import TargetConfig, target_config
@@ -29,6 +29,7 @@ from eagle3.target.model import decoder_of, empty_model
 from eagle3.target.stored import StoredTarget, stored_target
 
 log = logging.getLogger(__name__)
+STAGES = ("answers", "features", "training_epoch")
 # Keys of configs: experts of a token, experts of a layer.
 EXPERTS = ("num_experts_per_tok", "top_k_experts"), ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -50,7 +51,7 @@ def estimate_run(run: PrecomputeRun) -> dict[str, Any]:
     facts = target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype)
     layers = len(run.features.capture_layers or default_capture_layers(target.text_config.num_hidden_layers))
     tokens = tokens_of_answers(run, out_dir) or tokens_of_prompts(run, out_dir, target)
-    rates = run.estimate.rates
+    rates, speed, epochs = run.estimate.rates, run.estimate.relative, run.estimate.epochs
     scaled = {
         "target": active_parameters(target) / rates.target_parameters,
         "head": head_parameters(facts, layers, min(32_000, facts.vocab_size)) / rates.head_parameters,
@@ -59,11 +60,13 @@ def estimate_run(run: PrecomputeRun) -> dict[str, Any]:
     answered_by = engines.get(run.answered_by, "sglang")
     extracted_by: Engine = "sglang" if run.features.engine else "huggingface"
     tied = bool(target.config.tie_word_embeddings)
+    hours = gpu_hours(tokens, rates, speed, answered_by=answered_by, extracted_by=extracted_by, **scaled)
     result = {
         **asdict(tokens),
         "bytes": store_bytes(tokens, facts, layers, teachers=run.features.teachers, tied=tied),
         "gpu": run.estimate.gpu,
-        "gpu_hours": gpu_hours(tokens, rates, answered_by=answered_by, extracted_by=extracted_by, **scaled),
+        "epochs": epochs,
+        "gpu_hours": hours | {"total": hours["answers"] + hours["features"] + epochs * hours["training_epoch"]},
         "scaled": scaled,
     }
     write_json(out_dir / "estimate.json", result)
@@ -146,7 +149,14 @@ def store_bytes(tokens: Tokens, facts: TargetConfig, layers: int, *, teachers: s
 
 
 def gpu_hours(
-    tokens: Tokens, rates: Rates, *, answered_by: Engine | None, extracted_by: Engine, target: float, head: float
+    tokens: Tokens,
+    rates: Rates,
+    speed: RelativeSpeed,
+    *,
+    answered_by: Engine | None,
+    extracted_by: Engine,
+    target: float,
+    head: float,
 ) -> dict[str, float]:
     """`target` and `head` are sizes relative to the measured ones; imported answers have `answered_by=None`."""
     prompt_tokens = tokens.tokens - tokens.answer_tokens
@@ -154,9 +164,9 @@ def gpu_hours(
     answering = tokens.answer_tokens / rates.answers[answered_by] if answered_by else 0
     training = tokens.answer_tokens / rates.training["answers"] + prompt_tokens / rates.training["prompts"]
     return {
-        "answers": (reading + answering) * target / 3600,
-        "features": tokens.tokens / rates.features[extracted_by] * target / 3600,
-        "training_epoch": training * head / 3600,
+        "answers": (reading / speed.compute + answering / speed.bandwidth) * target / 3600,
+        "features": tokens.tokens / rates.features[extracted_by] * target / speed.compute / 3600,
+        "training_epoch": training * head / speed.compute / 3600,
     }
 
 
@@ -184,10 +194,12 @@ def head_parameters(target: TargetConfig, layers: int, draft_vocab_size: int) ->
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    prompt_tokens = result["tokens"] - result["answer_tokens"]
+    prompt_tokens, hours = result["tokens"] - result["answer_tokens"], result["gpu_hours"]
+    total = f"total, {result['epochs']} epochs"
     return [
         f"answers: {result['answers']}",
         f"{result['samples']:,} samples, {prompt_tokens:,} prompt tokens, {result['answer_tokens']:,} answer tokens",
         *(f"features.dtype={name:<10}{Bar.format_sizeof(size, 'B'):>10}" for name, size in result["bytes"].items()),
-        *(f"{stage:<16}{hours:>10,.2f} hours of one {result['gpu']}" for stage, hours in result["gpu_hours"].items()),
+        *(f"{stage:<24}{duration(3600 * hours[stage]):>10}" for stage in STAGES),
+        f"{total:<24}{duration(3600 * hours['total']):>10} of one {result['gpu']}, at least",
     ]

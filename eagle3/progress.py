@@ -19,6 +19,14 @@ LINE_S = 60.0  # between two lines in a log
 LIBRARIES = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")  # read when they are imported
 
 
+def duration(seconds: float) -> str:
+    """Return a duration with its unit."""
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
 class Bar(tqdm):
     """A tqdm bar, in the style that `show_bars` chose for this process."""
 

@@ -12,7 +12,8 @@ import tables
 from forks import run_forked
 from stores import ROOT
 
-PAGES = [*tables.PAGES, *(ROOT / name for name in ("benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
+OTHERS = ("benchmarks/README.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md")
+PAGES = [*tables.PAGES, *(ROOT / name for name in OTHERS)]
 CLONE = ("precompute.py", "train.py", "serve.py", "conf", "eagle3", "tests", "benchmarks")
 FENCE = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 SCRIPT = re.compile(r"python ([\w/]+)\.py (.*)")

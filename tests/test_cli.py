@@ -57,6 +57,7 @@ class World:
     def __init__(self, root: Path) -> None:
         self.root, self.out_dir, self.store = root, root / "dir", root / "dir" / "features"
         self.run, self.head = root / "run", root / "head"
+        self.said: dict[str, list[str]] = {}  # by script, the lines of its log
         self.precompute = (
             f"target.path={TINY}", f"prompts.path={root}/prompts.jsonl", f"out_dir={root}/dir",
             "prompts/privacy=patterns", "sampling.max_new_tokens=24", "features.shard_mb=1",
@@ -83,6 +84,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     ):  # fmt: skip
         done = run_script(script, *arguments)
         assert done.returncode == 0, done.stderr
+        made.said[script] = done.stderr.splitlines()
     return made
 
 
@@ -135,6 +137,22 @@ def test_the_commands_leave_what_they_promise(world: World) -> None:
     assert trained in FeatureStore(LocalFolder(world.store)).samples.tokens
     shared = {(world.store / name).stat().st_mode for name in ("manifest.json", "target.safetensors")}
     assert len(shared) == 1, "whoever may read the manifest may train"
+
+
+def test_the_last_line_says_what_was_written_how_long_it_took_and_the_next_command(world: World) -> None:
+    following = {
+        "precompute": f"{world.store}: N; next: python train.py data.path={world.store} hydra.run.dir=RUN",
+        "train": f"{world.run}: N; next: python serve.py action=export run={world.run} head=HEAD",
+        "serve": f"{world.head}: N; next: python serve.py action=decode target.path=TARGET head={world.head} "
+        "prompts.path=FILE.jsonl",
+    }
+    for script, line in following.items():
+        assert re.sub(r"(?<=: )[\d.]+ (s|min)(?=;)", "N", world.said[script][-1]) == line
+
+
+def test_a_log_line_of_validation_has_the_loss(world: World) -> None:
+    losses = [line for line in world.said["train"] if re.search(r"step \d+: val/loss [\d.]+, val/accept_length", line)]
+    assert losses
 
 
 def test_a_second_precompute_changes_nothing(world: World, call: Call) -> None:

@@ -1,6 +1,7 @@
 """The estimate against a run on the bundled target, and its rates against the measured ones."""
 
 import json
+import re
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -17,12 +18,23 @@ from eagle3.answers.store import read_answers
 from eagle3.commands.precompute import precompute
 from eagle3.compose import compose_run
 from eagle3.errors import InputError
-from eagle3.estimate import Rates, Tokens, active_parameters, estimate_run, gpu_hours, head_parameters
+from eagle3.estimate import (
+    Rates,
+    Tokens,
+    active_parameters,
+    estimate_run,
+    gpu_hours,
+    head_parameters,
+    store_bytes,
+)
 from eagle3.features.conversation import read_conversations
-from eagle3.settings.precomputing import Engine, PrecomputeRun
+from eagle3.progress import duration
+from eagle3.settings.precomputing import Engine, PrecomputeRun, RelativeSpeed
 from eagle3.storage.records import sealed_bytes
 from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles
+
+MEASURED = RelativeSpeed(compute=1, bandwidth=1)
 
 
 @pytest.fixture
@@ -56,17 +68,50 @@ def test_rates_of_training_fit_the_measured_packs_and_an_epoch(rates: Rates) -> 
     assert rates.training["answers"] == pytest.approx(1 / (of_all + more), rel=1e-3)
     run = measured("end_to_end.json")["runs"][0]
     tokens = some_tokens(tokens=run["tokens_per_s"], answer_tokens=run["anchors_per_s"])
-    hours = gpu_hours(tokens, rates, answered_by=None, extracted_by="sglang", target=1, head=1)
+    hours = gpu_hours(tokens, rates, MEASURED, answered_by=None, extracted_by="sglang", target=1, head=1)
     assert hours["training_epoch"] * 3600 == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tflops", "terabytes"), [("h100", 990, 3.35), ("a100", 312, 2.0), ("l40s", 362, 0.864)]
+)
+def test_other_gpus_are_scaled_by_their_data_sheets(gpu: str, tflops: float, terabytes: float) -> None:
+    speed = composed("precompute", "out_dir=DIR", f"estimate={gpu}").estimate.relative
+    assert speed.compute == pytest.approx(tflops / 990, rel=0.01)
+    assert speed.bandwidth == pytest.approx(terabytes / 4.8, rel=0.01)
+
+
+def test_what_an_h100_took_is_near_its_scaled_rates(rates: Rates) -> None:
+    run = measured("time_to_head.json")["on_h100"]
+    tokens = some_tokens(tokens=100_000 * 384, answer_tokens=100_000 * 256)
+    speed = RelativeSpeed(**composed("precompute", "out_dir=DIR", "estimate=h100").estimate.relative)
+    hours = gpu_hours(tokens, rates, speed, answered_by="sglang", extracted_by="sglang", target=1, head=1)
+    for stage, key in (
+        ("answers", "answers_hours"),
+        ("features", "features_hours"),
+        ("training_epoch", "training_hours"),
+    ):
+        assert hours[stage] == pytest.approx(run["for_100000"][key], rel=0.25)
+
+
+def test_the_sizes_of_long_conversations_on_the_page_of_questions_are_those_of_the_rule() -> None:
+    page = (ROOT / "docs/start/questions.md").read_text()
+    rows = re.findall(r"^\| ([\d,]+) \| ([\d,]+) \| ([\d.]+) GB \| ([\d.]+) GB \|$", page, flags=re.MULTILINE)
+    assert len(rows) == 4
+    for hidden_size, answers, fp8, bfloat16 in rows:
+        tokens = some_tokens(tokens=65536, answer_tokens=int(answers.replace(",", "")))
+        facts = replace(target_config(LLAMA_8B, 0, None), hidden_size=int(hidden_size.replace(",", "")))
+        sizes = store_bytes(tokens, facts, 3, teachers="answers", tied=False)
+        assert f"{sizes['fp8'] / 1e9:.2f}" == fp8 and f"{sizes['bfloat16'] / 1e9:.2f}" == bfloat16
 
 
 def test_imported_answers_take_no_time(rates: Rates) -> None:
     tokens = some_tokens(tokens=3 * 10**9, answer_tokens=10**9)
-    own = gpu_hours(tokens, rates, answered_by="sglang", extracted_by="sglang", target=1, head=1)
-    imported = gpu_hours(tokens, rates, answered_by=None, extracted_by="sglang", target=1, head=1)
+    own = gpu_hours(tokens, rates, MEASURED, answered_by="sglang", extracted_by="sglang", target=1, head=1)
+    imported = gpu_hours(tokens, rates, MEASURED, answered_by=None, extracted_by="sglang", target=1, head=1)
     assert own["answers"] == pytest.approx((1e9 / 20771 + 2e9 / 39321) / 3600) and imported["answers"] == 0
     assert own["features"] == imported["features"] == pytest.approx(3e9 / 39321 / 3600)
-    twice = gpu_hours(tokens, rates, answered_by="sglang", extracted_by="sglang", target=2, head=2)
+    twice = gpu_hours(tokens, rates, MEASURED, answered_by="sglang", extracted_by="sglang", target=2, head=2)
     assert twice == {stage: pytest.approx(2 * hours) for stage, hours in own.items()}
 
 
@@ -129,6 +174,16 @@ def test_with_answers_tokens_are_exact_and_bytes_are_those_of_the_hidden_states(
     embedding = 4096 * 192 * 2  # bytes, bfloat16 in either store
     assert 2 * (found["bytes"]["fp8"] - embedding) == found["bytes"]["bfloat16"] - embedding
     assert json.loads((made / "estimate.json").read_text()) == found
+
+
+def test_the_last_line_is_the_total_with_all_epochs(made: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "eagle3.estimate")
+    found = estimate_run(run_of(made, "estimate=a100", "estimate.epochs=3"))["gpu_hours"]
+    assert found["total"] == pytest.approx(found["answers"] + found["features"] + 3 * found["training_epoch"])
+    assert "total, 3 epochs" in caplog.messages[-1] and caplog.messages[-1].endswith(
+        "of one NVIDIA A100 80 GB SXM, at least"
+    )
+    assert duration(3600 * found["total"]) in caplog.messages[-1]
 
 
 @pytest.mark.parametrize("too_long", ["drop", "truncate"])

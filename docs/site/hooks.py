@@ -21,7 +21,7 @@ import keys
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = {
-    "README.md": "index.md",
+    "README.md": "start/readme.md",
     "eagle3/prompts/README.md": "reference/prompts.md",
     "eagle3/head/README.md": "reference/head.md",
     "eagle3/serving/README.md": "reference/serving.md",
@@ -111,7 +111,7 @@ def _turned(text: str, source: Path, uri: str) -> str:
         if target.startswith(("http:", "https:", "mailto:", "data:")):
             return found[0]
         path = Path(os.path.normpath(source.parent / target))
-        folder = KEYS if path.is_relative_to(ROOT / "conf") else "index.md"
+        folder = KEYS if path.is_relative_to(ROOT / "conf") else PAGES["README.md"]
         place = folder if path.is_dir() else place_of(path)
         return f"]({os.path.relpath(place, Path(uri).parent)}{heading})"
 

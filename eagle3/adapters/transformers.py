@@ -6,16 +6,22 @@ Shapes: R rows of a batch, T tokens, V target vocabulary, and of keys and values
 import copy
 import inspect
 import json
+import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
+import huggingface_hub
 import torch
+from huggingface_hub.errors import HfHubHTTPError
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from eagle3.adapters.library import Library
-from eagle3.errors import InputError
+from eagle3.errors import InputError, first_line
+
+log = logging.getLogger(__name__)
 
 TRANSFORMERS = Library(
     "transformers",
@@ -35,6 +41,7 @@ TRANSFORMERS = Library(
         "transformers.utils.hub:cached_files(_raise_exceptions_for_gated_repo)",
         "transformers.utils.hub:cached_files(_raise_exceptions_for_missing_entries)",
         "transformers.utils.hub:cached_files(_raise_exceptions_for_connection_errors)",
+        "huggingface_hub.constants:HF_HUB_OFFLINE",
         "transformers.utils.chat_template_utils:render_jinja_template(chat_template)",
         "transformers:PreTrainedTokenizerFast.added_tokens_decoder",
         "transformers:PreTrainedTokenizerFast.backend_tokenizer",
@@ -59,6 +66,32 @@ def require_transformers() -> None:
     TRANSFORMERS.require()
     if cache_argument(LlamaForCausalLM) is None:
         raise TRANSFORMERS.unsupported(f"takes no cache as an argument {' or '.join(CACHE_ARGUMENTS)}")
+
+
+# --- the hub ---------------------------------------------------------------------------------------------------------
+
+
+def require_hub_or_cache(path: str, revision: str | None) -> None:
+    """Ask the hub for a model's config once; where it cannot be reached, use the cache alone or raise InputError.
+
+    The library asks for each missing file six times, in half a minute; a cached model lacks many optional files.
+    """
+    try:
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(path, "config.json", revision=revision))
+    except HfHubHTTPError:
+        return  # the hub answers; whoever reads the file says what is wrong
+    except Exception as error:  # of the library's HTTP client, which changes with its version
+        host, cache = huggingface_hub.constants.ENDPOINT, huggingface_hub.constants.HF_HUB_CACHE
+        if not isinstance(huggingface_hub.try_to_load_from_cache(path, "config.json", revision=revision), str):
+            raise InputError(
+                f"target.path={path} is no folder, not in the cache {cache}, and {host} cannot be reached "
+                f"({first_line(error)}); where there is a network run: hf download {path} --local-dir FOLDER, copy the "
+                f"folder and give it: target.path=FOLDER"
+            ) from None
+        if not huggingface_hub.is_offline_mode():
+            log.warning("%s cannot be reached (%s): %s is read from the cache %s", host, first_line(error), path, cache)
+        huggingface_hub.constants.HF_HUB_OFFLINE = True
+        os.environ["HF_HUB_OFFLINE"] = "1"  # of servers and workers that this process starts
 
 
 # --- files and tokenizer ---------------------------------------------------------------------------------------------

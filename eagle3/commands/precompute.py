@@ -5,6 +5,7 @@ extra `prompts`.
 """
 
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,7 +17,7 @@ from omegaconf import OmegaConf
 from eagle3 import interrupts
 from eagle3.errors import InputError, Interrupted, require_packages
 from eagle3.hydra_run import CONF, given_keys, own_config_dirs
-from eagle3.progress import Bar
+from eagle3.progress import Bar, duration
 from eagle3.prompts import LIBRARIES
 from eagle3.settings.check import checked_run
 from eagle3.settings.parts import Part, plain
@@ -38,6 +39,7 @@ def precompute(run: PrecomputeRun) -> None:
     stages = [stage for name, stage in STAGES.items() if name in run.stage_names]
     if run.prompts.from_target:
         stages = [TargetPromptsStage() if stage is STAGES["prompts"] else stage for stage in stages]
+    started = time.monotonic()
     if any(stage.uses_engine for stage in stages):
         run = choose_engine(run)
     warn_of_unread(run, stages)
@@ -52,6 +54,21 @@ def precompute(run: PrecomputeRun) -> None:
                 stage.run(run, engine)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; what was finished is kept, run the same command again to resume") from None
+    log.info("%s", end_line(run, time.monotonic() - started))
+
+
+def end_line(run: PrecomputeRun, seconds: float) -> str:
+    """Say where the result is, how long it took, and the command that continues with it."""
+    out_dir, target = run.out_dir, run.target.path or "TARGET"
+    last = next((name for name in ("features", "answers", "prompts") if name in run.stage_names), "estimate")
+    if last == "features":
+        store = run.features.path or f"{out_dir}/features"
+        return f"{store}: {duration(seconds)}; next: python train.py data.path={store} hydra.run.dir=RUN"
+    if last == "estimate":
+        return f"{out_dir}/estimate.json: {duration(seconds)}"
+    following = "[features]" if last == "answers" else "[answers,features]"
+    command = f"python precompute.py 'stages={following}' target.path={target} out_dir={out_dir}"
+    return f"{out_dir}/{last}: {duration(seconds)}; next: {command}"
 
 
 def _answer_workers(run: PrecomputeRun) -> "Workers":

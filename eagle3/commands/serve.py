@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ from eagle3.errors import InputError, require_packages
 from eagle3.head_files.files import MAKE_HEAD, read_files
 from eagle3.head_files.finding import Finding, findings_table, has_errors, require_no_errors
 from eagle3.hydra_run import given_keys, output_dir
+from eagle3.progress import duration
 from eagle3.provenance import provenance, result_facts
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.checks import check_export, check_head
@@ -53,8 +55,29 @@ BENCH_LIBRARIES = ("scipy",)  # what bench and tune need of the extra `bench`
 
 def serve(run: Common) -> None:
     quiet_libraries()
+    started = time.monotonic()
     with hold(output_dir()) if run.action in MEASURED and not getattr(run, "dry_run", False) else nullcontext():
         DO[run.action](run)
+    if run.action != "launch":  # which ends with its server
+        log.info("%s", end_line(run, time.monotonic() - started))
+
+
+def end_line(run: Common, seconds: float) -> str:
+    """Say where the result is, how long it took, and the command that continues with it."""
+    head, target = run.head if isinstance(run, DecodeRun) else None, run.target.path or "TARGET"
+    written = {
+        "export": head,
+        "show": run.out if isinstance(run, ShowRun) else None,
+        "compare": f"{output_dir()}/compare.md",
+        "bench": f"{output_dir()}/report.md",
+        "tune": f"{output_dir()}/tune.md",
+    }.get(run.action, f"action={run.action}")
+    following = {
+        "export": f"python serve.py action=decode target.path={target} head={head} prompts.path=FILE.jsonl",
+        "check": f"python serve.py action=decode target.path={target} head={head} prompts.path=FILE.jsonl",
+        "decode": f"python serve.py action=launch target.path={target} head={head} dry_run=true",
+    }.get(run.action)
+    return f"{written}: {duration(seconds)}" + (f"; next: {following}" if following else "")
 
 
 def export_head(run: ExportRun) -> None:

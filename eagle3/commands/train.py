@@ -1,6 +1,7 @@
 """Runs train.py: builds data, head and trainer, trains, and reports the score."""
 
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -32,6 +33,7 @@ from eagle3.head.registry import kind_named
 from eagle3.head_files.init_from import read_start
 from eagle3.head_files.record import Origin
 from eagle3.hydra_run import CONF, in_own_process, output_dir
+from eagle3.progress import duration
 from eagle3.provenance import provenance
 from eagle3.settings.parts import plain
 from eagle3.settings.training import DataSettings, TrainRun
@@ -72,6 +74,7 @@ def train_in(folder: Path, run: TrainRun, *watching: Callback) -> float:
 
 
 def train_alone(run: TrainRun, checkpoints: RunCheckpoints, watching: Sequence[Callback]) -> float:
+    started = time.monotonic()
     run = replace(run, ckpt_path=checkpoints.resume_from(run.ckpt_path))
     lightning.seed_everything(run.seed, verbose=False)
     torch.set_float32_matmul_precision(run.matmul_precision)
@@ -102,7 +105,11 @@ def train_alone(run: TrainRun, checkpoints: RunCheckpoints, watching: Sequence[C
     if trainer.global_step == resume_step:
         bounds = "trainer.max_epochs, max_steps, max_time or callbacks.early_stopping"
         log.warning("ckpt_path=%s has all steps of %s: none added", run.ckpt_path, bounds)
-    return report(trainer, checkpoints.run_dir)
+    score = report(trainer, checkpoints.run_dir)
+    if not (in_sweep() or trainer.fast_dev_run):  # type: ignore[attr-defined]
+        following = f"python serve.py action=export run={checkpoints.run_dir} head=HEAD"
+        log.info("%s: %s; next: %s", checkpoints.run_dir, duration(time.monotonic() - started), following)
+    return score
 
 
 def job_of_ranks(run: TrainRun) -> float:

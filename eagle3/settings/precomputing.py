@@ -176,11 +176,21 @@ class Rates(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RelativeSpeed(Settings):
+    """Speed of a GPU, of that of the measured one."""
+
+    compute: Positive
+    bandwidth: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
 class EstimateSettings(Settings):
     """How the estimate counts, and the rates of the GPU that it is for."""
 
     prompts: Count
     gpu: Text
+    epochs: Count
+    relative: RelativeSpeed
     rates: Rates
 
 

@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
-from eagle3.adapters.transformers import has_file, text_part, tokenizer_json
+from eagle3.adapters.transformers import has_file, require_hub_or_cache, text_part, tokenizer_json
 from eagle3.errors import InputError, first_line
 from eagle3.storage.files import require_regular, sha256_json
 from eagle3.storage.typed_json import require_types
@@ -82,6 +82,8 @@ def read_target_files(
     path = checked_path(path)
     for file in Path(path).iterdir() if Path(path).is_dir() else ():
         require_regular(file, named=f"target.path={path}: {file.name}")
+    if not Path(path).is_dir():
+        require_hub_or_cache(path, revision)
     require_no_adapter(path, revision)
     config_dict, config = load_config(path, revision=revision, trust_remote_code=trust_remote_code)
     require_known_quantization(path, revision, config_dict)

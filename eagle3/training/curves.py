@@ -22,18 +22,26 @@ from eagle3.storage.files import atomic_write
 
 log = logging.getLogger(__name__)
 PICTURE = "curves.png"
-PANELS = {  # by title with unit: the metrics of a panel
-    "loss (nats)": ("train/loss", "val/loss"),
-    "loss by TTT step (nats)": ("val/loss_*",),
-    "accept length (tokens)": ("train/accept_length", "val/accept_length", "val/served_accept_length_*"),
-    "share of served chains that reach a depth": ("val/served_reach_*",),
-    "learning rate": ("train/lr",),
-    "gradient norm before clipping": ("train/grad_norm",),
-    "throughput (per second)": ("train/anchors_per_s", "train/tokens_per_s"),
-    "share of time spent waiting for data": ("train/data_wait_share",),
+PANELS = {  # by title with unit: the metrics of a panel, each with its words in the legend
+    "loss (nats)": {"train/loss": "training", "val/loss": "validation"},
+    "validation loss by step of the unroll (nats)": {"val/loss_*": "step {}"},
+    "accept length (tokens)": {
+        "train/accept_length": "training, every anchor",
+        "val/accept_length": "validation, every anchor",
+        "val/served_accept_length_*": "served, {} drafts",
+    },
+    "share of served chains with so many drafts accepted": {"val/served_reach_*": "{} or more"},
+    "learning rate": {"train/lr": "learning rate"},
+    "gradient norm before clipping": {"train/grad_norm": "gradient norm"},
+    "throughput (per second)": {"train/anchors_per_s": "anchors", "train/tokens_per_s": "tokens"},
+    "share of time spent waiting for data": {"train/data_wait_share": "waiting"},
 }
 LOG_SCALE = ("gradient norm before clipping",)
+NUMBERED = ("validation loss by step of the unroll (nats)", "share of served chains with so many drafts accepted")
+FROM_ZERO = (NUMBERED[1], "throughput (per second)", "share of time spent waiting for data")
 MOST_LINES = 8  # per panel and run
+FEW_POINTS = 40  # up to which each point of a line has a marker: a line of one point is invisible without
+CHOSEN = "val/served_accept_length_*"  # the longest of these chooses the best checkpoint
 
 
 class Curve(NamedTuple):
@@ -81,38 +89,82 @@ def read_curves(run: Path) -> dict[str, Curve]:
 def figure_of_runs(runs: Sequence[Path]) -> Any:
     """Return a matplotlib figure of one or several runs, which are named after their folders."""
     names = [run.resolve().name for run in runs]
+    if len(runs) == 1 or len(set(names)) < len(names):  # many folders are called run
+        names = ["/".join(run.resolve().parts[-2:]) for run in runs]
     unique = len(set(names)) == len(names)
     return draw({name if unique else str(run): read_curves(run) for run, name in zip(runs, names, strict=True)})
 
 
 def draw(runs: Mapping[str, Mapping[str, Curve]]) -> Any:
-    """Draw the panels. Colours distinguish the metrics of one run, or else the runs, with paler later metrics."""
+    """Draw a panel for what was measured. Colours distinguish the metrics of one run, or else the runs, with paler
+    later metrics."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 12), layout="constrained")
-    for axes, (title, patterns) in zip(figure.subplots(-(-len(PANELS) // 2), 2).flat, PANELS.items(), strict=True):
+    measured = {title: names for title, names in PANELS.items() if _has_a_line(names, runs)}
+    rows = max(1, -(-len(measured) // 2))
+    figure = Figure(figsize=(13, 3 * rows + 0.6), layout="constrained")
+    panels = list(figure.subplots(rows, 2, squeeze=False).flat)
+    for axes in panels[len(measured) :]:
+        axes.remove()
+    for axes, (title, names) in zip(panels, measured.items(), strict=False):
         for number, (run, curves) in enumerate(runs.items()):
-            metrics = _shown(patterns, curves)
-            for place, metric in enumerate(metrics):
-                style: dict[str, Any] = {"marker": "."} if metric.startswith("val/") else {"linewidth": 1}
+            shown = _shown(names, curves)
+            for place, (metric, words) in enumerate(shown.items()):
+                curve = curves[metric]
+                style: dict[str, Any] = {"marker": "o", "markersize": 3.5} if len(curve.steps) <= FEW_POINTS else {}
                 if len(runs) > 1:
-                    style |= {"color": f"C{number}", "alpha": 1 - 0.7 * place / len(metrics)}
-                axes.plot(*curves[metric], label=metric if len(runs) == 1 else f"{run}: {metric}", **style)
+                    style |= {"color": f"C{number}", "alpha": 1 - 0.7 * place / len(shown)}
+                elif title in NUMBERED:
+                    style |= {"color": _of_a_sequence(place, len(shown))}
+                axes.plot(*curve, linewidth=1.3, label=words if len(runs) == 1 else f"{run}: {words}", **style)
+            if title.startswith("accept length") and len(runs) == 1:
+                _mark_best(axes, curves)
         # matplotlib warns of a logarithmic axis without a positive value, such as norms that all are 0.
         positive = any(value > 0 for line in axes.lines for value in line.get_ydata())
-        axes.set(title=title, yscale="log" if title in LOG_SCALE and positive else "linear")
+        axes.set_yscale("log" if title in LOG_SCALE and positive else "linear")
+        if title in FROM_ZERO:
+            axes.set_ylim(bottom=0)
+        axes.set_title(title, loc="left", fontsize="medium")
         axes.grid(alpha=0.25)
-        if len(axes.lines) > 1:
-            axes.legend(fontsize="x-small")
+        axes.spines[["top", "right"]].set_visible(False)
+        if len(axes.lines) > 1:  # next to the data, never on them
+            axes.legend(fontsize="small", frameon=False, loc="upper left", bbox_to_anchor=(1, 1.02))
     figure.suptitle(", ".join(runs))
     figure.supxlabel("optimizer step")
     return figure
 
 
-def _shown(patterns: Sequence[str], curves: Mapping[str, Curve]) -> list[str]:
-    """Return the metrics of a panel; of many TTT steps or depths only every second, third, …"""
-    found = [name for pattern in patterns for name in sorted(curves, key=_by_number) if fnmatch(name, pattern)]
-    return found[:: -(-len(found) // MOST_LINES) or 1]
+def _has_a_line(names: Mapping[str, str], runs: Mapping[str, Mapping[str, Curve]]) -> bool:
+    """Say whether a panel would show more than single points."""
+    return any(len(curves[metric].steps) > 1 for curves in runs.values() for metric in _shown(names, curves))
+
+
+def _of_a_sequence(place: int, number: int) -> Any:
+    """Return the colour of one of several lines that are in order, without the palest."""
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](0.88 * place / max(1, number - 1))
+
+
+def _mark_best(axes: Any, curves: Mapping[str, Curve]) -> None:
+    """Mark the highest value of the longest chains, and write it into the legend."""
+    longest = list(_shown({CHOSEN: ""}, curves))[-1:]
+    for steps, values in (curves[metric] for metric in longest):
+        best = max(range(len(values)), key=values.__getitem__)
+        words = f"best: {values[best]:.2f} at step {steps[best] + 1}"
+        axes.plot([steps[best]], [values[best]], "*", color="black", markersize=9, label=words)
+
+
+def _shown(names: Mapping[str, str], curves: Mapping[str, Curve]) -> dict[str, str]:
+    """Return the metrics of a panel with their words; of many TTT steps or depths only every second, third, …"""
+    found = {
+        name: words.format(name.rpartition("_")[2])
+        for pattern, words in names.items()
+        for name in sorted(curves, key=_by_number)
+        if fnmatch(name, pattern)
+    }
+    kept = list(found)[:: -(-len(found) // MOST_LINES) or 1]
+    return {name: found[name] for name in kept}
 
 
 def _by_number(metric: str) -> int:

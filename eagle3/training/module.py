@@ -150,7 +150,7 @@ class HeadTraining(lightning.LightningModule):
         self.served.fill(0)
 
     def on_validation_epoch_end(self) -> None:
-        length = self._log("val", self._over_ranks(self.val_sums))
+        logged = self._log("val", self._over_ranks(self.val_sums))
         counts = self._over_ranks(self.served)
         at_least = counts.flip(1).cumsum(1).flip(1)  # (S, C), verifications that accept 0, 1, … drafts or more
         shares = at_least[:, 1:] / at_least[:, :1].clamp(min=1)
@@ -161,7 +161,10 @@ class HeadTraining(lightning.LightningModule):
         self.log_dict({name: value.float() for name, value in values.items()}, sync_dist=True)
         if self.trainer.is_global_zero:
             chains = ", ".join(f"{value:.3f} ({steps} steps)" for steps, value in served.items())
-            log.info("step %d: val/accept_length %.3f; served %s", self.trainer.global_step, length, chains)
+            log.info(
+                "step %d: val/loss %.3f, val/accept_length %.3f; served %s",
+                self.trainer.global_step, logged["val/loss"], logged["val/accept_length"], chains,
+            )  # fmt: skip
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         total_steps = self.trainer.estimated_stepping_batches
@@ -258,8 +261,8 @@ class HeadTraining(lightning.LightningModule):
         in_step, own = self.loss.units(batch)
         return torch.cat([sums, torch.stack([loss * in_step, torch.full_like(loss, own)])])
 
-    def _log(self, stage: str, sums: Float[Tensor, " N"]) -> Tensor:
-        """Log loss and accept length, and loss and accuracy per TTT step; return the accept length."""
+    def _log(self, stage: str, sums: Float[Tensor, " N"]) -> dict[str, Tensor]:
+        """Log loss and accept length, and loss and accuracy per TTT step; return all of them by name."""
         anchors, (trained, correct, alive, divergence) = sums[0].clamp(min=1), sums[1:-2].view(4, -1)
         by_step = {"loss": divergence / trained.clamp(min=1), "accuracy": correct / trained.clamp(min=1)}
         values = {
@@ -271,7 +274,7 @@ class HeadTraining(lightning.LightningModule):
         self._require_finite(f"{stage}/loss", values[f"{stage}/loss"])
         values[f"{stage}/accept_length"] = accept_length(alive, anchors).float()
         self.log_dict(values, batch_size=1, sync_dist=stage == "val")
-        return values[f"{stage}/accept_length"]
+        return values
 
     def _require_finite(self, name: str, value: Float[Tensor, ""]) -> None:
         """Raise InputError if the training has diverged; the value is the same on all ranks."""

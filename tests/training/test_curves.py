@@ -13,7 +13,7 @@ __all__ = ["train"]
 
 pytestmark = LIGHTNING_WARNS
 CURVES = "callbacks.curves={_target_: eagle3.training.curves.Curves, run_dir: '${run_dir}'}"
-METRICS = "epoch,step,train/grad_norm,val/loss\n0,0,0.5,\n0,1,,3.25\n"
+METRICS = "epoch,step,train/grad_norm,val/loss\n0,0,0.5,\n0,1,,3.25\n0,2,,3.0\n"
 
 
 def write(folder: Path, text: str = METRICS) -> Path:
@@ -32,7 +32,16 @@ def test_every_panel_shows_what_a_training_logs_also_after_a_resume(train: Start
     curves = read_curves(done.directory)
     assert curves["train/loss"].steps == list(range(done.trainer.global_step))
     assert len(curves["val/served_reach_3"].values) == 3
-    assert [len(axes.lines) for axes in draw({"run": curves}).axes] == [2, 3, 3, 3, 1, 1, 2, 1]
+    assert [len(axes.lines) for axes in draw({"run": curves}).axes] == [
+        2,
+        3,
+        4,
+        3,
+        1,
+        1,
+        2,
+        1,
+    ]  # one is the best's star
     wanted = [name for metrics in PANELS.values() for name in metrics]
     assert all(any(metric.startswith(name.removesuffix("*")) for metric in curves) for name in wanted)
 
@@ -40,9 +49,9 @@ def test_every_panel_shows_what_a_training_logs_also_after_a_resume(train: Start
 def test_of_many_steps_every_so_many_are_drawn(tmp_path: Path) -> None:
     curves = {f"val/loss_{step}": Curve([1, 2], [2.0, 1.0]) for step in range(64)}
     figure = draw({"run": curves})
-    [panel] = [axes for axes in figure.axes if axes.get_title() == "loss by TTT step (nats)"]
+    [panel] = figure.axes
     labels = [text.get_text() for text in panel.get_legend().get_texts()]
-    assert len(panel.lines) == len(labels) == 8 and labels[0] == "val/loss_0"
+    assert len(panel.lines) == len(labels) == 8 and labels[0] == "step 0"
     figure.savefig(tmp_path / "curves.png")  # a warning that nothing fits would be an error here
 
 
@@ -58,8 +67,8 @@ def test_a_picture_that_cannot_be_drawn_costs_a_line_and_no_checkpoint(
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
-    run = write(tmp_path / "run", f"{METRICS}0,2,7")
-    assert read_curves(run) == {"train/grad_norm": Curve([0], [0.5]), "val/loss": Curve([1], [3.25])}
+    run = write(tmp_path / "run", f"{METRICS}0,3,7")
+    assert read_curves(run) == {"train/grad_norm": Curve([0], [0.5]), "val/loss": Curve([1, 2], [3.25, 3.0])}
 
 
 def test_the_command_draws_one_run_or_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,9 +85,27 @@ def test_the_command_draws_one_run_or_several(tmp_path: Path, capsys: pytest.Cap
 def test_of_several_runs_each_has_its_colour_and_a_name(tmp_path: Path) -> None:
     curves = read_curves(write(tmp_path / "run"))
     figure = draw({"one": curves, "other": curves})
-    losses, rates = figure.axes[0], figure.axes[4]
-    assert [text.get_text() for text in losses.get_legend().get_texts()] == ["one: val/loss", "other: val/loss"]
-    assert [line.get_color() for line in losses.lines] == ["C0", "C1"] and not rates.lines
+    losses = figure.axes[0]
+    assert [text.get_text() for text in losses.get_legend().get_texts()] == ["one: validation", "other: validation"]
+    assert [line.get_color() for line in losses.lines] == ["C0", "C1"]
+
+
+def test_a_short_run_has_markers_and_no_panel_of_a_single_point() -> None:
+    short = {"val/loss": Curve([2, 5], [3.0, 2.0]), "train/loss": Curve([4], [2.5]), "train/lr": Curve([4], [0.1])}
+    [losses] = draw({"run": short}).axes
+    assert [line.get_marker() for line in losses.lines] == ["o", "o"]
+    [long] = draw({"run": {"train/loss": Curve(list(range(99)), [1.0] * 99)}}).axes
+    assert [line.get_marker() for line in long.lines] == ["None"]
+
+
+def test_the_step_of_the_best_checkpoint_is_marked() -> None:
+    served = {
+        "val/served_accept_length_3": Curve([2, 5, 8], [1.0, 1.5, 1.9]),
+        "val/served_accept_length_7": Curve([2, 5, 8], [1.0, 1.5, 1.25]),
+    }
+    [panel] = draw({"run": served}).axes
+    [*_, words] = [text.get_text() for text in panel.get_legend().get_texts()]
+    assert words == "best: 1.50 at step 6"  # as the log counts steps, from 1
 
 
 def test_gradient_norms_of_zero_are_drawn_without_a_warning(tmp_path: Path) -> None:

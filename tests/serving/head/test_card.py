@@ -19,8 +19,9 @@ from eagle3.engine.command import launch_command
 from eagle3.engine.draft import Draft
 from eagle3.head_files.files import HeadFiles, read_files
 from eagle3.head_files.format import save_head
+from eagle3.head_files.record import MeasuredAcceptLength
 from eagle3.serving.head import card
-from eagle3.serving.head.card import TrainingData, license_of, model_card, training_data, write_card
+from eagle3.serving.head.card import TrainingData, accept_lengths, license_of, model_card, training_data, write_card
 from eagle3.storage.records import write_sealed_json
 
 DRAFT = Draft(head="/disk/of/anna/heads/first", steps=5, topk=4, draft_tokens=16)
@@ -64,6 +65,17 @@ def of_target(files: HeadFiles, name: str) -> HeadFiles:
 
 def of_hub(files: HeadFiles) -> HeadFiles:
     return of_target(files, "meta-llama/Llama-3.1-8B-Instruct")
+
+
+def test_what_was_decoded_stands_above_what_was_simulated(files: HeadFiles) -> None:
+    assert files.record is not None
+    decoded = MeasuredAcceptLength(
+        accept_length=1.5, standard_error=0.1, accept_length_kept=1.5, per_depth=[0.5], lossless=1.0, tokens=9,
+        verifications=6, seconds=1.0, prompts=4, prompts_from="", from_validation=True, prompts_hash="", left_out={},
+        dtype="float32", max_new_tokens=8, temperature=0.0, seed=0, steps=3, topk=1, draft_tokens=None,
+    )  # fmt: skip
+    [*rows] = accept_lengths(replace(files.record, accept_length=decoded)).splitlines()[2:]
+    assert "decoded" in rows[0] and all("simulated" in row for row in rows[1:]) and len(rows) == 3
 
 
 def test_the_front_matter_is_what_the_hub_reads(files: HeadFiles) -> None:
