@@ -76,7 +76,7 @@ def test_rates_of_training_fit_the_measured_packs_and_an_epoch(rates: Rates) -> 
     ("gpu", "tflops", "terabytes"), [("h100", 990, 3.35), ("a100", 312, 2.0), ("l40s", 362, 0.864)]
 )
 def test_other_gpus_are_scaled_by_their_data_sheets(gpu: str, tflops: float, terabytes: float) -> None:
-    speed = composed("precompute", "out_dir=DIR", f"estimate={gpu}").estimate.relative
+    speed = compose_run("precompute", "out_dir=DIR", f"estimate={gpu}").estimate.relative
     assert speed.compute == pytest.approx(tflops / 990, rel=0.01)
     assert speed.bandwidth == pytest.approx(terabytes / 4.8, rel=0.01)
 
@@ -84,7 +84,7 @@ def test_other_gpus_are_scaled_by_their_data_sheets(gpu: str, tflops: float, ter
 def test_what_an_h100_took_is_near_its_scaled_rates(rates: Rates) -> None:
     run = measured("time_to_head.json")["on_h100"]
     tokens = some_tokens(tokens=100_000 * 384, answer_tokens=100_000 * 256)
-    speed = RelativeSpeed(**composed("precompute", "out_dir=DIR", "estimate=h100").estimate.relative)
+    speed = compose_run("precompute", "out_dir=DIR", "estimate=h100").estimate.relative
     hours = gpu_hours(tokens, rates, speed, answered_by="sglang", extracted_by="sglang", target=1, head=1)
     for stage, key in (
         ("answers", "answers_hours"),
