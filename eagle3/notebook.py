@@ -91,7 +91,8 @@ def draw_curves(*runs: str | Path) -> Any:
 
 
 def _decoding(*overrides: str) -> DecodeRun:
-    return compose_run("serve", "action=decode", "run_dir=.", "target.path=.", "head=.", *overrides)
+    """Return a run with these keys; each call here uses some of its groups, and has the rest itself."""
+    return compose_run("serve", "action=decode", "run_dir=.", "head=.", "prompts.path=.", *overrides)
 
 
 def _watching(watch: Watch) -> Callback:

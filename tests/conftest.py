@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from hydra.core.hydra_config import HydraConfig
 from jaxtyping import config as shapes
 from stores import ASSETS, random_samples, write_store
 
@@ -53,6 +54,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     # A shell's background and nohup ignore these, and Lightning ignores Ctrl-C after an interrupted training.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    HydraConfig.instance().cfg = None  # of a command that a test before this one has called
     whole = any(ASSETS.parent / name in (item.path, item.path.parent) for name in WHOLE_RUNS)
     shapes.update("jaxtyping_disable", whole and not item.get_closest_marker("shapes"))
 

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 import wandb
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
 from object_stores import http_server, send
 from omegaconf import OmegaConf
@@ -668,8 +667,7 @@ def test_ranks_of_a_launcher_go_by_its_job(
     assert job_name() == name
 
 
-def test_a_wandb_run_is_not_named_after_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # of a sweep, in a test before this one
+def test_a_wandb_run_is_not_named_after_settings() -> None:
     config = composed("train", "logger=wandb", "run_dir=outputs/train/one")
     assert (config.logger.wandb.name, config.logger.wandb.job_type) == (None, "train")
     assert (

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from scripts import as_in_a_run
@@ -71,8 +70,6 @@ def check(command: Command) -> None:
             NEEDS[command.script](config)
     except InputError as error:
         raise AssertionError(f"{command}\n{error}") from None
-    finally:
-        HydraConfig.instance().cfg = None
 
 
 def composed(command: Command) -> DictConfig:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import scripts
-from hydra.core.hydra_config import HydraConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.strategies import DDPStrategy
@@ -64,12 +63,6 @@ WHOLE: list[tuple[str, dict[str, Any]]] = [
     (script, OmegaConf.to_container(composed(script, *overrides), resolve=True))  # type: ignore[misc]
     for script, *overrides in OPTIONS
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the options of a command that a test before this one has called."""
-    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
 
 
 # Each key once, in the first config that has it.

@@ -125,12 +125,6 @@ def test_a_wandb_sweep_has_one_run_a_job_with_config_revision_and_store(tmp_path
 STORE = {"samples": 60, "made_from": {"target": {"name": "/models/tiny", "revision": None}, "capture_layers": [2, 4]}}
 
 
-@pytest.fixture(autouse=True)
-def in_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever tests of other files left in this process."""
-    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
-
-
 @pytest.fixture(params=["MULTIRUN", "RUN"], ids=["in the sweep's process", "in its own"])
 def in_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """The folder of job 3 of a sweep; jobs on several GPUs have a process of their own."""
