@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -120,7 +121,8 @@ def whole_stage(path: Path, out: Path, rows: int, privacy: str) -> dict[str, Any
     scratch = Peak(lambda: folder_mb(out / "prompts" / ".work"), seconds=1)
     started, cpu = time.perf_counter(), cpu_seconds()
     settings |= {"path": str(path), "processes": 2}
-    ledger = prepare_prompts(StageSettings(**settings), made, keep_answers=False, out_dir=out)
+    stage = StageSettings(**{each.name: settings[each.name] for each in fields(StageSettings)})
+    ledger = prepare_prompts(stage, made, keep_answers=False, out_dir=out)
     seconds = time.perf_counter() - started
     return {
         "rows": rows,
