@@ -40,6 +40,7 @@ BEGINS = r"(?:^[ \t]*|(?<=[>\]]))"
 STRUCTURED = [
     (re.compile(f"{BEGINS}(?:{opens})", re.M | re.I), re.compile(ends, re.M | re.I)) for opens, ends in MARKERS.items()
 ]
+SIGNS = ("<", "[", "]", "##", "gpt4")  # each of these markers has one; most texts have none, and cost no ten searches
 # Plain names, as Vicuna, Falcon and many transcripts have them. A user may quote a transcript inside a question:
 # elsewhere than in a column of documents, the text must begin with one, or end where an answer would begin.
 NAMED = [
@@ -66,7 +67,8 @@ MARK = re.compile(r"[<\[][^\s<>\[\]]{1,80}[>\]]")  # the form of nearly all cont
 def is_rendered(text: str, *, is_document: bool) -> bool:
     """Tell whether a text is a rendered conversation; is_document: it is from a column that may hold whole ones."""
     prose = CODE.sub(" ", text)
-    if _has_turns(prose, STRUCTURED):
+    lowered = prose.lower()
+    if any(sign in lowered for sign in SIGNS) and _has_turns(prose, STRUCTURED):
         return True
     return (is_document or AT_AN_END.search(prose) is not None) and _has_turns(prose, NAMED)
 

@@ -7,7 +7,15 @@ from transformers import AutoTokenizer
 
 from eagle3.prompts import Refused
 from eagle3.prompts.reading.prompt import Prompt
-from eagle3.prompts.reading.rendered import CONTROL_TOKEN, RENDERED, TargetMarkers, TargetMarkersCheck, is_rendered
+from eagle3.prompts.reading.rendered import (
+    CONTROL_TOKEN,
+    MARKERS,
+    RENDERED,
+    SIGNS,
+    TargetMarkers,
+    TargetMarkersCheck,
+    is_rendered,
+)
 
 TEMPLATES = sorted((ASSETS / "templates").glob("*.jinja"))
 RAIN = [*users("Why is rain wet?"), {"role": "assistant", "content": "It is water."}, *users("Why?")]
@@ -97,3 +105,11 @@ def test_marks_of_the_target_itself_are_refused_by_a_name_of_their_own(text: str
     assert (found.reason, found.name) == verdict
     answered = [*users("a"), {"role": "assistant", "content": text}]
     assert check(Prompt(id="1", source="s", license="MIT", messages=answered)).reason is None
+
+
+def test_texts_are_searched_for_each_marker_in_any_case() -> None:
+    for opened, ended in (("gPt4 correct user: a", "GPT4 Correct Assistant: b"), ("### human: a", "### assistant: b"),
+                          ("]~b]user a", "[e~[")):  # fmt: skip
+        assert is_rendered(f"{opened}\n{ended}", is_document=False)
+    # A text without their signs costs one look, not ten searches.
+    assert all(any(sign in opens.lower() for sign in SIGNS) for opens in MARKERS)
