@@ -63,9 +63,11 @@ def end_line(config: DictConfig, names: Sequence[str], seconds: float) -> str:
         return f"{store}: {duration(seconds)}; next: python train.py data.path={store} hydra.run.dir=RUN"
     if last == "estimate":
         return f"{out_dir}/estimate.json: {duration(seconds)}"
-    following = "[features]" if last == "answers" else "[answers,features]"
-    command = f"python precompute.py 'stages={following}' target.path={target} out_dir={out_dir}"
-    return f"{out_dir}/{last}: {duration(seconds)}; next: {command}"
+    following = {
+        "answers": f"python precompute.py 'stages=[features]' target.path={target} out_dir={out_dir}",
+        "prompts": f"python precompute.py 'stages=[answers,features]' target.path={target} out_dir={out_dir}",
+    }
+    return f"{out_dir}/{last}: {duration(seconds)}; next: {following[last]}"
 
 
 def _answer_workers(config: DictConfig) -> "Workers":
