@@ -96,7 +96,7 @@ def origin_of(target: TargetIdentity, target_config: TargetConfig, **changes: An
 def record_of(head: DraftHead, target: TargetIdentity, target_config: TargetConfig) -> HeadRecord:
     return HeadRecord(
         format_version=HeadRecord.FORMAT_VERSION,
-        kind=head.config.KIND,
+        kind=head.kind,
         ttt_steps=7,
         simulated_accept_length={7: 1.0},
         accept_length=None,

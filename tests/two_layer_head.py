@@ -4,9 +4,8 @@ Shapes: R rows, N confirmed rows, F nodes, S steps of a path, H hidden size, G k
 states side by side, V target vocabulary, D draft vocabulary.
 """
 
-from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,20 +13,17 @@ from torch import Tensor, nn
 
 from eagle3.errors import InputError
 from eagle3.head.batch import TttBatch
-from eagle3.head.draft_head import MLP, DraftHead, HeadConfig, RMSNorm
-from eagle3.head.eagle3 import EAGLE3, Eagle3
+from eagle3.head.draft_head import MLP, DraftHead, HeadConfig
+from eagle3.head.eagle3 import Eagle3
+from eagle3.head.head import RMSNorm
 from eagle3.head.kernels import KernelPlan
 from eagle3.head.kv_cache import Path
-from eagle3.head.registry import register
-
-
-@dataclass(frozen=True, kw_only=True)
-class TwoLayerConfig(HeadConfig):
-    KIND: ClassVar[str] = "two_layer"
 
 
 class TwoLayerHead(DraftHead):
-    def __init__(self, config: TwoLayerConfig, draft_ids: Int[Tensor, " D"]) -> None:
+    kind = "two_layer_head.TwoLayers"
+
+    def __init__(self, config: HeadConfig, draft_ids: Int[Tensor, " D"]) -> None:
         super().__init__(config, draft_ids)
         hidden, width = config.hidden_size, config.num_heads * config.head_dim
         self.second_norm = RMSNorm(hidden, config.rms_norm_eps)
@@ -98,11 +94,7 @@ class CachedTwoLayers:
 
 
 class TwoLayers(Eagle3):
-    name = TwoLayerConfig.KIND
-    architecture = "TwoLayerHeadForTests"
-    config_type = TwoLayerConfig
-
-    def new_head(self, config: TwoLayerConfig, draft_ids: Int[Tensor, " D"]) -> TwoLayerHead:
+    def new_head(self, config: HeadConfig, draft_ids: Int[Tensor, " D"]) -> TwoLayerHead:
         return TwoLayerHead(config, draft_ids)
 
     def unroll(
@@ -132,11 +124,5 @@ class TwoLayers(Eagle3):
             raise InputError("draft_window: this kind attends to all tokens")
         return CachedTwoLayers(head, embedding)
 
-    def to_json(self, config: TwoLayerConfig) -> dict[str, Any]:
-        return EAGLE3.to_json(config) | {"num_hidden_layers": 2}
-
-    def from_json(self, config: dict[str, Any]) -> TwoLayerConfig:
-        return TwoLayerConfig(**asdict(EAGLE3.from_json(config)))
-
-
-register(TwoLayers())
+    def to_json(self, config: HeadConfig) -> dict[str, Any]:
+        return super().to_json(config) | {"num_hidden_layers": 2}

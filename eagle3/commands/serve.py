@@ -14,8 +14,11 @@ from eagle3.answers.build import chat_of
 from eagle3.answers.chat import Chat
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
-from eagle3.head_files.files import MAKE_HEAD, read_files
+from eagle3.head.eagle3 import EAGLE3
+from eagle3.head_files.files import MAKE_HEAD, read_files, read_without_weights
 from eagle3.head_files.finding import Finding, findings_table, has_errors, require_no_errors
+from eagle3.head_files.format import kind_of
+from eagle3.head_files.servers import require_server
 from eagle3.hydra_run import given_keys, output_dir
 from eagle3.progress import duration
 from eagle3.provenance import provenance, result_facts
@@ -92,7 +95,7 @@ def export_head(run: ExportRun) -> None:
         measurer = exports_measurer(run, trained)
         files = export.write_head(trained, new, versions=provenance())
         findings, files = check_export(trained, files, measurer)
-        write_card(files, trained.settings, draft_of(run))
+        write_card(files, trained.settings, draft_of(run, kind_of(files).sglang_algorithm))
         if has_errors(findings):
             log.warning("head=%s is not written, and what was there is left alone", head)
         conclude(findings, run)
@@ -198,6 +201,7 @@ def tune_head(run: TuneRun) -> None:
     require_packages(*BENCH_LIBRARIES, extra="bench", needed_by="action=tune")
     from eagle3.serving.tune.run import tune
 
+    launched(run.head)
     target = read_target_files(**vars(run.target))
     chat, paths = chat_of(run.chat, target), {"prompts": run.prompts.path}
     tune(
@@ -225,7 +229,7 @@ def served_prompts(
 
 
 def draft(run: LaunchRun) -> Draft | None:
-    return None if run.head is None else draft_of(run)
+    return None if run.head is None else draft_of(run, launched(run.head))
 
 
 def adaptive_draft(run: LaunchRun) -> Draft | None:
@@ -233,13 +237,21 @@ def adaptive_draft(run: LaunchRun) -> Draft | None:
         return None
     if run.head is None:
         raise InputError(f"adaptive={run.adaptive} says how a head drafts; set head, or leave out adaptive")
-    return replace(draft_of(run), adaptive=run.adaptive)
+    return replace(draft_of(run, launched(run.head)), adaptive=run.adaptive)
 
 
-def draft_of(run: LaunchRun | DecodeRun) -> Draft:
+def launched(head: str) -> str:
+    """Return SGLang's name of how a head drafts; InputError if no server can serve its kind."""
+    if not Path(head).is_dir():
+        return EAGLE3.sglang_algorithm  # launch.check says what is wrong there
+    return require_server(kind_of(read_without_weights(head)), head)
+
+
+def draft_of(run: LaunchRun | DecodeRun, algorithm: str | None) -> Draft:
     assert run.head is not None
     return Draft(
         head=run.head,
+        algorithm=algorithm,
         steps=run.steps,
         topk=run.topk,
         draft_tokens=run.draft_tokens,

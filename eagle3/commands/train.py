@@ -28,7 +28,7 @@ from eagle3.errors import InputError, require_packages
 from eagle3.features.concat import open_recorded, open_source
 from eagle3.features.source import FeatureSource
 from eagle3.head.build import StartHead
-from eagle3.head.draft_head import DraftHead
+from eagle3.head.head import Head
 from eagle3.head.registry import kind_named
 from eagle3.head_files.init_from import read_start
 from eagle3.head_files.record import Origin
@@ -129,6 +129,7 @@ def build_training(run: TrainRun, resumed: Origin | None = None) -> tuple[Featur
     source = open_features(run.data.read(DataSettings), resumed)
     start = read_start(run.init_from, source) if run.init_from else None
     head = run.model.build(source=source, start=start) if start else run.model.build(source=source)
+    kind_named(head.kind).require_steps(head.config, run.ttt_steps, setting="ttt_steps")
     data = build_data(run, source, head)
     data.setup("fit")  # before there is a trainer: what is wrong with the data is found before anything is written
     return data, build_module(run, head, data, start)
@@ -142,19 +143,19 @@ def open_features(data: DataSettings, resumed: Origin | None) -> FeatureSource:
     return opened(data.path, cache_dir=data.cache_dir, cache_gb=data.cache_gb)
 
 
-def build_data(run: TrainRun, source: FeatureSource, head: DraftHead) -> FeatureData:
+def build_data(run: TrainRun, source: FeatureSource, head: Head) -> FeatureData:
     rules = run.data.read(SampleFilter)
     return run.data.build(
         leave_out=["path", "source", "cache_dir", "cache_gb", *vars(rules)],
         source=source,
         rules=rules,
-        prepare=partial(kind_named(head.config.KIND).prepare, ttt_steps=run.ttt_steps),
+        prepare=partial(kind_named(head.kind).prepare, ttt_steps=run.ttt_steps),
         loss_mask=run.loss_mask.build(),
         seed=run.seed,
     )
 
 
-def build_module(run: TrainRun, head: DraftHead, data: FeatureData, start: StartHead | None) -> HeadTraining:
+def build_module(run: TrainRun, head: Head, data: FeatureData, start: StartHead | None) -> HeadTraining:
     embedding, lm_head = data.source.target_weights()
     counts = data.source.answer_counts
     settings = decisive_settings(plain(run)) | {"model.train_lm_head": head.lm_head.weight.requires_grad}

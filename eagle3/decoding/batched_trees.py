@@ -4,14 +4,18 @@ Shapes: N rows of the text, P positions where a round may begin, F nodes that ar
 J trees of 1, 2, … steps, C candidates of a tree, H hidden size.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from eagle3.decoding.drafter import draft_tree
 from eagle3.decoding.speculate import Speculator
+from eagle3.draft_shape import most_draft_tokens
+from eagle3.head.draft_head import DraftHead
 from eagle3.head.kv_cache import Paths, output, step
+from eagle3.head.registry import kind_named
 from eagle3.target.capture import Capture
 
 POSITIONS_AT_ONCE = 128  # each with the logits of topk nodes; for fewer, a GPU waits for the host's launches
@@ -40,7 +44,7 @@ class BatchedTrees:
     ) -> None:
         """A node attends to the last `window` keys, its own included (None: all)."""
         self.window = window
-        self.head = speculator.head
+        self.head = cast(DraftHead, speculator.head)
         self.embedding = speculator.target.embedding
         self.ids = torch.tensor(token_ids, device=self.embedding.device)
         [features] = capture(self.ids[None, :-1], [len(token_ids) - 1])
@@ -115,6 +119,36 @@ class BatchedTrees:
         """Return the rows visible to a node after `drafted` drafts on its path."""
         before = self.rows < roots[:, None]
         return before if self.window is None else before & (self.rows >= roots[:, None] + drafted - self.window)
+
+
+class SteppedTrees:
+    """The same for a head of any kind: the trees of one position after the other, as decoding drafts them."""
+
+    @torch.inference_mode()
+    def __init__(
+        self, speculator: Speculator, capture: Capture, token_ids: list[int], *, window: int | None = None
+    ) -> None:
+        self.speculator, self.ids, self.window = speculator, token_ids, window
+        rows = len(token_ids) - 1
+        device = speculator.target.embedding.device
+        [features] = capture(torch.tensor([token_ids[:-1]], device=device), [rows])
+        self.aux_hidden_states = features.aux_hidden_states  # (N, AH)
+
+    @torch.inference_mode()
+    def places(self, roots: range, topk: int, steps: int) -> Int[Tensor, "P K K"]:
+        head, target = self.speculator.head, self.speculator.target
+        cached = kind_named(head.kind).cached(head, target.embedding, len(self.ids) + steps, window=self.window)
+        found, confirmed = torch.empty(len(roots), steps, steps, dtype=torch.int32), 0
+        for position, root in enumerate(roots):
+            hidden = cached.confirm(self.aux_hidden_states[confirmed:root], self.ids[confirmed + 1 : root + 1])
+            confirmed = root
+            for depth in range(1, steps + 1):
+                candidates = most_draft_tokens(depth, topk) - 1
+                tree = draft_tree(head, cached, hidden, steps=depth, topk=topk, num_drafts=candidates)
+                order = torch.tensor(tree.scores).argsort(descending=True, stable=True).tolist()
+                own = [order.index(node) for node in tree.walk(self.ids[root + 1 : root + 1 + depth])]
+                found[position, depth - 1] = torch.tensor(own + [candidates] * (steps - len(own)))
+        return found
 
 
 def _places_in_order(scores: Float[Tensor, "P C"], own: Int[Tensor, "P K"], ends: list[int]) -> Int[Tensor, "P J K"]:

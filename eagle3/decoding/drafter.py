@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from eagle3.head.draft_head import DraftHead
-from eagle3.head.kv_cache import CachedHead
+from eagle3.head.head import Head
+from eagle3.head.kind import Drafting
 
 
 class Tree(NamedTuple):
@@ -50,7 +50,7 @@ class Tree(NamedTuple):
 
 
 def draft_tree(
-    head: DraftHead, cached: CachedHead, hidden: Float[Tensor, "1 H"], *, steps: int, topk: int, num_drafts: int
+    head: Head, cached: Drafting, hidden: Float[Tensor, "1 H"], *, steps: int, topk: int, num_drafts: int
 ) -> Tree:
     """Return the tree of the `num_drafts` most probable drafts after the last row that `cached` has confirmed, whose
     output is `hidden`.

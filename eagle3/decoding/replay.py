@@ -20,9 +20,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from eagle3.answers.generate import generate
-from eagle3.decoding.batched_trees import BatchedTrees
+from eagle3.decoding.batched_trees import BatchedTrees, SteppedTrees
 from eagle3.decoding.speculate import Speculator
 from eagle3.decoding.verifier import Sampling
+from eagle3.head.eagle3 import EAGLE3
+from eagle3.head.registry import kind_named
 from eagle3.head.simulate_decoding import rounds_of_turn
 from eagle3.progress import Bar
 from eagle3.target.batches import batches_by_tokens
@@ -82,11 +84,12 @@ def record(
     draft_window: int | None = None,
 ) -> Recording:
     """Draft the trees of `topks` at every token of answers that continue `steps` tokens or more beyond their ends."""
+    make_trees = BatchedTrees if kind_named(speculator.head.kind) is EAGLE3 else SteppedTrees
     capture = Capture(speculator.target, speculator.capture_layers)
     recording = Recording({topk: [] for topk in topks})
     for each in answers:
         text = each.prompt + each.answer
-        trees = BatchedTrees(speculator, capture, text + each.beyond[:steps], window=draft_window)
+        trees = make_trees(speculator, capture, text + each.beyond[:steps], window=draft_window)
         for topk, places in recording.places.items():
             places.append(trees.places(range(len(each.prompt), len(text) - 1), topk, steps))
     return recording

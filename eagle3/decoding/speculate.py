@@ -16,7 +16,7 @@ from eagle3.decoding.drafter import Tree, draft_tree
 from eagle3.decoding.verifier import Sampling, verifier
 from eagle3.draft_shape import shape_of
 from eagle3.errors import InputError
-from eagle3.head.draft_head import DraftHead
+from eagle3.head.head import Head
 from eagle3.head.registry import kind_named
 from eagle3.progress import Bar
 from eagle3.target.capture import check_capture_layers
@@ -95,7 +95,7 @@ class Measurement:
 class Speculator:
     """A target and a head that drafts for it; the head is moved to the target's device and keeps its own dtype."""
 
-    def __init__(self, target: Target, head: DraftHead, capture_layers: Sequence[int]) -> None:
+    def __init__(self, target: Target, head: Head, capture_layers: Sequence[int]) -> None:
         """`capture_layers` are indices into Hugging Face's `hidden_states`."""
         self.target = target
         self.head = head.to(target.device)
@@ -131,8 +131,10 @@ class Speculator:
         rounding, which depends on how many tokens a forward reads)."""
         num_drafts = shape_of(steps, topk, draft_tokens).draft_tokens - 1
         require_topk(topk, self.head.config.draft_vocab_size)
+        kind = kind_named(self.head.kind)
+        kind.require_steps(self.head.config, steps)
         room = len(prompt_ids) + max_new_tokens + steps
-        cached = kind_named(self.head.config.KIND).cached(self.head, self.target.embedding, room, window=draft_window)
+        cached = kind.cached(self.head, self.target.embedding, room, window=draft_window)
         accepted, verifications, behind_stop = [0] * steps, 0, 0
         sampling: Sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
         with verifier(self.target, self.capture_layers, seed=seed, **sampling) as reader:
@@ -168,7 +170,7 @@ def plain_greedy(target: Target, prompt_ids: list[int], max_new_tokens: int) -> 
 
 def measure(
     target: Target,
-    head: DraftHead,
+    head: Head,
     capture_layers: Sequence[int],
     prompts: Sequence[list[int]],
     *,

@@ -65,7 +65,7 @@ def draft_flags(draft: Draft) -> dict[str, Any]:
     # Without all three numbers SGLang refuses some and chooses others by the target's class.
     steps, topk, tokens = draft.shape
     return {
-        "speculative-algorithm": "EAGLE3",
+        "speculative-algorithm": draft.algorithm,
         "speculative-draft-model-path": draft.head,
         "speculative-draft-model-quantization": "unquant",  # else a head is loaded as the target's flag says
         "speculative-num-steps": steps,

@@ -27,6 +27,7 @@ class Draft(DraftShape):
     chains are, and the three numbers are ignored."""
 
     head: str
+    algorithm: str | None = "EAGLE3"  # SGLang's name of how its kind of head drafts; None: no server serves it
     window: int | None = None
     adaptive: str | None = None
 

@@ -15,11 +15,12 @@ import torch
 
 from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource, as_setting
-from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import ALIGNED, MULTIPLE, extended, most_frequent
-from eagle3.head.eagle3 import Eagle3
-from eagle3.head.registry import kind_named
+from eagle3.head.head import Head
+from eagle3.head.kind import Kind
+from eagle3.head.registry import kind_named, new_head
 from eagle3.settings.nearest import did_you_mean
+from eagle3.settings.training import Model
 from eagle3.settings.types import shown
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class StartHead:
     `files` are the sha256 of its files by name."""
 
     path: str
-    head: DraftHead
+    head: Head
     capture_layers: list[int]
     files: dict[str, str]
 
@@ -49,7 +50,7 @@ def build_head(
     train_lm_head: bool = False,
     start: StartHead | None = None,
     **settings: Any,
-) -> DraftHead:
+) -> Head:
     """Build a head with fresh weights, or with those of `start`.
 
     `settings` are fields of its kind's config; None takes the value of `start`, or else of the target. With
@@ -69,16 +70,17 @@ def build_head(
         log.warning(
             f"draft vocabulary of {len(draft_ids)} tokens: with a multiple of {MULTIPLE} a GPU trains it faster"
         )
-    given, settings = settings, settings_of(start, source, kind, settings) if start else with_norms(settings)
+    given, settings = settings, settings_of(start, source, kind, settings) if start else settings
     made = kind_named(kind)
     require_known(given, made)
-    config = made.config_type.for_target(
+    settings = {key: value for key, value in settings.items() if value is not None}
+    config = made.new_config(
         source.target_config,
         num_captured_layers=len(source.made_from.capture_layers),
         draft_vocab_size=len(draft_ids),
         **settings,
     )
-    head = made.new_head(config, draft_ids)
+    head = new_head(made, config, draft_ids)
     initialise(head, source, lm_head_from_target=lm_head_from_target)
     if start:
         take_over(head, start)
@@ -86,23 +88,20 @@ def build_head(
     return head
 
 
-def require_known(settings: dict[str, Any], kind: Eagle3) -> None:
-    """Raise InputError for a key that the kind's config has not, or takes from the target alone."""
+def require_known(settings: dict[str, Any], kind: Kind) -> None:
+    """Raise InputError for a key that the kind's config has not, or takes from the target alone.
+
+    Keys that conf/model has for every kind may be null."""
     known = {field.name for field in fields(kind.config_type)} - {*OF_TARGET}
-    for key in sorted(settings.keys() - known):
+    unset = {key for key in Model.__annotations__ if settings.get(key) is None}
+    for key in sorted(settings.keys() - known - unset):
         others = {name for name in signature(build_head).parameters if name not in ("source", "start", "settings")}
         meant = did_you_mean(f"model.{key}", [f"model.{name}" for name in sorted(known | others)])
         slip = f"model.{key}={shown(settings[key])}"
         raise InputError(f"{slip} is not a key of model.kind={kind.name}{meant}; correct the file that sets it")
 
 
-def with_norms(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return `settings` with EAGLE-3.1's norms where they are missing or None."""
-    defaults = {"fc_norm": not settings.get("norm_before_fc"), "norm_output": True}
-    return settings | {key: value for key, value in defaults.items() if settings.get(key) is None}
-
-
-def initialise(head: DraftHead, source: FeatureSource, *, lm_head_from_target: bool) -> None:
+def initialise(head: Head, source: FeatureSource, *, lm_head_from_target: bool) -> None:
     """Draw weights of standard deviation 1/√(fan-in); lm_head from the target's rows saves the first epochs."""
     for module in head.modules():
         if isinstance(module, torch.nn.Linear):
@@ -118,8 +117,9 @@ def settings_of(start: StartHead, source: FeatureSource, kind: str, settings: di
 
     Raises InputError if the head does not fit the features, or a setting contradicts it."""
     theirs = start.head.config
-    if kind != theirs.KIND:
-        raise InputError(f"model.kind={kind}: init_from={start.path} is of kind {theirs.KIND}; set model.kind to that")
+    if kind != start.head.kind:
+        of_kind = f"init_from={start.path} is of kind {start.head.kind}"
+        raise InputError(f"model.kind={kind}: {of_kind}; set model.kind to that")
     require_same_input(start, source)
     held = {key: value for key, value in asdict(theirs).items() if key not in NOT_TAKEN_OVER}
     for key, value in settings.items():
@@ -150,7 +150,7 @@ def require_same_input(start: StartHead, source: FeatureSource) -> None:
 
 
 @torch.no_grad()
-def take_over(head: DraftHead, start: StartHead) -> None:
+def take_over(head: Head, start: StartHead) -> None:
     """Copy the weights into `head`: of `lm_head` only the rows of tokens that both draft, counted in the log."""
     weights = dict(start.head.named_parameters())
     rows = weights.pop("lm_head.weight")

@@ -13,8 +13,8 @@ head, D draft vocabulary; AH = A · H, HH = 2 · H.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -25,39 +25,22 @@ from transformers import LlamaConfig
 
 from eagle3.adapters.transformers import LlamaRotaryEmbedding
 from eagle3.errors import InputError
-from eagle3.storage.records import Record
-from eagle3.target.facts import TargetConfig
-
-AnyConfig = TypeVar("AnyConfig", bound="HeadConfig")
+from eagle3.head.head import Head, HeadSizes, RMSNorm
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadConfig(Record):
-    """Every setting of the head's shape and arithmetic. KIND names its kind (registry.py)."""
+class HeadConfig(HeadSizes):
+    """Every setting of the head's shape and arithmetic."""
 
-    KIND: ClassVar[str] = "eagle3"
-
-    num_captured_layers: int
-    hidden_size: int
     intermediate_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    vocab_size: int
-    draft_vocab_size: int
-    rms_norm_eps: float
     rope_parameters: dict[str, Any]
     max_position_embeddings: int
     fc_norm: bool = False
     norm_before_fc: bool = False
     norm_output: bool = False
-
-    @classmethod
-    def for_target(cls: type[AnyConfig], target: TargetConfig, **settings: Any) -> AnyConfig:
-        """Take values that are missing in `settings`, or None, from the target; options of the head default to off."""
-        given = {name: value for name, value in settings.items() if value is not None}
-        shared = {field.name for field in fields(cls)} & {field.name for field in fields(target)}
-        return cls(**{name: getattr(target, name) for name in shared} | given)
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim", "intermediate_size"):
@@ -81,19 +64,6 @@ class HeadConfig(Record):
             raise InputError(
                 f"model.head_dim={self.head_dim} is odd; RoPE needs an even number, e.g. model.head_dim=64"
             )
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm, computed in float32, returned in the input's dtype (nn.RMSNorm warns on mixed dtypes)."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-        return functional.rms_norm(wide, self.weight.shape, self.weight.to(wide.dtype), self.eps).to(x.dtype)
 
 
 class MLP(nn.Module):
@@ -139,15 +109,11 @@ class WithoutValues(TorchFunctionMode):
         return given["tensor"] if function is nn.init.kaiming_uniform_ else function(*args, **given)
 
 
-class DraftHead(nn.Module):
-    """State-dict names are those of the exported checkpoint; `draft_ids` [D] becomes d2t and t2d there."""
-
-    draft_ids: Int[Tensor, " D"]
+class DraftHead(Head):
+    config: HeadConfig
 
     def __init__(self, config: HeadConfig, draft_ids: Int[Tensor, " D"]) -> None:
-        super().__init__()
-        assert draft_ids.shape == (config.draft_vocab_size,)
-        self.config = config
+        super().__init__(config, draft_ids)
         hidden = config.hidden_size
         if config.fc_norm:
             self.fc_norm = nn.ModuleList(
@@ -168,7 +134,6 @@ class DraftHead(nn.Module):
                 rope_parameters=dict(config.rope_parameters),
             )
         )
-        self.register_buffer("draft_ids", draft_ids)
 
     def fuse(self, aux_hidden_states: Float[Tensor, "*R AH"]) -> Float[Tensor, "*R H"]:
         aux = aux_hidden_states.to(self.fc.weight.dtype)
@@ -201,9 +166,6 @@ class DraftHead(nn.Module):
         """Return the layer's output before the final norm, from its input state and the result of attention."""
         hidden = hidden + self.midlayer.self_attn.o_proj(attended.flatten(-2))
         return hidden + self.midlayer.mlp(self.midlayer.post_attention_layernorm(hidden))
-
-    def logits(self, hidden: Float[Tensor, "*R H"]) -> Float[Tensor, "*R D"]:
-        return self.lm_head(self.norm(hidden))
 
     def feedback(self, hidden: Float[Tensor, "*R H"]) -> Float[Tensor, "*R H"]:
         return self.norm(hidden) if self.config.norm_output else hidden

@@ -8,57 +8,45 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from eagle3.data.pack import Pack
-from eagle3.head.batch import TttBatch, prepare_ttt
+from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.kernels import KernelPlan
+from eagle3.head.kind import Kind
 from eagle3.head.kv_cache import CachedHead
 from eagle3.head.unroll import unroll
+from eagle3.target.facts import TargetConfig
 
 OPTIONS = ("fc_norm", "norm_before_fc", "norm_output")  # of config.json, left out where they are off
 
 
-class Eagle3:
-    """One Llama layer over fused captured states, trained by the training-time test. The base class of other kinds.
+class Eagle3(Kind):
+    """One Llama layer over fused captured states, trained by the training-time test. Also a base of other kinds."""
 
-    A kind is given only its own heads and batches, so its methods may name their types. Every head has a `config`,
-    `draft_ids` [D], a final `norm` and an `lm_head`.
-    """
-
-    name: str = HeadConfig.KIND  # in checkpoints and exported heads
-    architecture = "LlamaForCausalLMEagle3"  # in config.json of exported heads
     config_type: type[HeadConfig] = HeadConfig
 
-    def new_head(self, config: HeadConfig, draft_ids: Int[Tensor, " D"]) -> DraftHead:
-        """Make a head whose weights the caller sets."""
-        return DraftHead(config, draft_ids)
+    def new_config(self, target: TargetConfig, **settings: Any) -> HeadConfig:
+        """Set EAGLE-3.1's norms where they are missing or None."""
+        norms = {"fc_norm": not settings.get("norm_before_fc"), "norm_output": True}
+        missing = {key: value for key, value in norms.items() if settings.get(key) is None}
+        return super().new_config(target, **settings | missing)
 
-    def prepare(self, pack: Pack, ttt_steps: int) -> TttBatch:
-        """Derive the training batch from a pack; runs on the CPU, in several reader threads at once."""
-        return prepare_ttt(pack, ttt_steps)
+    def new_head(self, config: HeadConfig, draft_ids: Int[Tensor, " D"]) -> DraftHead:
+        return DraftHead(config, draft_ids)
 
     def unroll(
         self, head: DraftHead, embedding: Float[Tensor, "V H"], batch: TttBatch, ttt_steps: int, kernels: KernelPlan
     ) -> list[Float[Tensor, "R H"]]:
-        """Return the state of each step at the trained positions, which `norm` and `lm_head` turn into logits.
-
-        A kind may ignore parts of `kernels`.
-        """
         return unroll(head, embedding, batch, ttt_steps, kernels.attention, kernels.layer)
 
     def cached(
         self, head: DraftHead, embedding: Float[Tensor, "V H"], room: int, *, window: int | None = None
     ) -> CachedHead:
-        """Start a decode of at most `room` confirmed rows."""
         return CachedHead(head, embedding, room, window=window)
 
     def to_json(self, config: HeadConfig) -> dict[str, Any]:
-        """Return the content of config.json, except for the architecture, the dtype and the captured layers."""
         rope = {"rope_type": "default", **config.rope_parameters}
         scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
         options: dict[str, Any] = {key: True for key in OPTIONS if getattr(config, key)}
-        if config.num_captured_layers != 3:
-            options["num_aux_hidden_states"] = config.num_captured_layers
         return {
             "model_type": "llama",
             "hidden_size": config.hidden_size,
@@ -83,9 +71,8 @@ class Eagle3:
         }
 
     def from_json(self, config: dict[str, Any]) -> HeadConfig:
-        """Read config.json; KeyError if something is missing."""
         heads = config["num_attention_heads"]
-        return HeadConfig(
+        return self.config_type(
             num_captured_layers=config.get("num_aux_hidden_states") or 3,
             hidden_size=config["hidden_size"],
             intermediate_size=config["intermediate_size"],
@@ -126,4 +113,12 @@ def rope_of(config: dict[str, Any]) -> dict[str, Any] | None:
     return {"rope_type": kind} | {key: value for key, value in rope.items() if key not in ("type", "rope_type")}
 
 
-EAGLE3 = Eagle3()
+class _Served(Eagle3):
+    """The kind itself, which servers know; they know no other subclass of Eagle3."""
+
+    name = "eagle3"
+    architecture = "LlamaForCausalLMEagle3"
+    sglang_algorithm = "EAGLE3"
+
+
+EAGLE3 = _Served()

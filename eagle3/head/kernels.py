@@ -21,6 +21,7 @@ from eagle3.head.fast.flash_attention import FlashAttention
 from eagle3.head.fast.flash_kernels import FASTEST_FIRST, flash_kernel, flash_obstacle
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.fast.products import Float8Products, MakeProducts, Products, float8_obstacle
+from eagle3.head.head import HeadSizes
 from eagle3.head.layer import MakeLayer, PlainLayer
 from eagle3.head.loss import ComputeLoss, plain_loss
 from eagle3.settings.training import KernelSettings
@@ -75,7 +76,7 @@ def choose_kernels(
     *,
     device: torch.device,
     precision: str,
-    config: HeadConfig,
+    config: HeadSizes,
     divergence: Divergence = SOFT_CROSS_ENTROPY,
     graphs_obstacle: str | None = None,
 ) -> KernelPlan:
@@ -85,8 +86,9 @@ def choose_kernels(
     Raises InputError if a named part, float8, or CUDA graphs cannot run.
     """
     no_triton = triton_obstacle(device)
+    head_dim = getattr(config, "head_dim", 0)  # of a kind without attention: the plan's is not used
     obstacles = {
-        "attention": {name: flash_obstacle(name, device, precision, config.head_dim) for name in FASTEST_FIRST},
+        "attention": {name: flash_obstacle(name, device, precision, head_dim) for name in FASTEST_FIRST},
         # Without Triton it runs only if it is named.
         "layer": {"fused": no_triton if settings.layer == "auto" and not settings.fp8 else None},
         "loss": {},
@@ -125,7 +127,7 @@ def _choose(part: str, name: str, options: tuple[str, ...], obstacles: dict[str,
 
 
 def _choose_graphs(
-    wanted: bool | str, chosen: dict[str, str], device: torch.device, config: HeadConfig, obstacle: str | None
+    wanted: bool | str, chosen: dict[str, str], device: torch.device, config: HeadSizes, obstacle: str | None
 ) -> tuple[bool, str]:
     """Return whether steps run as CUDA graphs, and why."""
     if wanted is False:
@@ -160,12 +162,13 @@ def _with_fast_parts(
     return plan
 
 
-def _sizes(config: HeadConfig) -> dict[str, int]:
-    """Return the sizes of all weights by name, except those of fc, which is never float8."""
-    return {
-        "the target's hidden size": config.hidden_size,
+def _sizes(config: HeadSizes) -> dict[str, int]:
+    """Return the sizes by name of all weights that may be float8: of a kind of your own, those of lm_head."""
+    sizes = {"the target's hidden size": config.hidden_size, "model.draft_vocab_size": config.draft_vocab_size}
+    if not isinstance(config, HeadConfig):
+        return sizes
+    return sizes | {
         "model.intermediate_size": config.intermediate_size,
         "model.num_heads x model.head_dim": config.num_heads * config.head_dim,
         "model.num_kv_heads x model.head_dim": config.num_kv_heads * config.head_dim,
-        "model.draft_vocab_size": config.draft_vocab_size,
     }

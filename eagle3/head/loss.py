@@ -16,8 +16,8 @@ from torch import Tensor
 
 from eagle3.head.batch import TttBatch
 from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence
-from eagle3.head.draft_head import DraftHead
 from eagle3.head.draft_vocab import membership
+from eagle3.head.head import Head
 from eagle3.settings.training import LossSettings
 from eagle3.target.facts import PLAIN, LogitTransform
 
@@ -49,13 +49,13 @@ class UnrollMetrics:
 
 # Evaluates an objective, with the arguments of `plain_loss`: that itself, or in chunks `ChunkedLoss` in fast/.
 ComputeLoss = Callable[
-    ["UnrollLoss", DraftHead, list[Tensor], Tensor, TttBatch, LogitTransform], tuple[Tensor, UnrollMetrics]
+    ["UnrollLoss", Head, list[Tensor], Tensor, TttBatch, LogitTransform], tuple[Tensor, UnrollMetrics]
 ]
 
 
 def plain_loss(
     objective: "UnrollLoss",
-    head: DraftHead,
+    head: Head,
     hidden: list[Float[Tensor, "R H"]],
     teacher_head: Float[Tensor, "D H"],
     batch: TttBatch,
@@ -94,7 +94,7 @@ class UnrollLoss(LossSettings):
 
     def __call__(
         self,
-        head: DraftHead,
+        head: Head,
         hidden: list[Float[Tensor, "R H"]],
         teacher_head: Float[Tensor, "D H"],
         batch: TttBatch,

@@ -55,8 +55,6 @@ def check_model(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 def check_options(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """config.json asks for nothing that SGLang's draft layer does not compute."""
     config = files.config
-    if kind_of(files) is not EAGLE3:
-        return
     if config.get("norm_before_residual"):
         yield (
             "error",

@@ -11,9 +11,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from eagle3.head.draft_vocab import from_offsets
+from eagle3.head.eagle3 import EAGLE3
 from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.finding import MAKE_AGAIN, Problem, TargetFacts
-from eagle3.head_files.format import EMBEDDING, INTEGERS, VOCABULARY_MAPS, expected_shapes, head_config, lost_values
+from eagle3.head_files.format import (
+    EMBEDDING,
+    INTEGERS,
+    VOCABULARY_MAPS,
+    draft_head,
+    expected_shapes,
+    head_config,
+    kind_of,
+    lost_values,
+)
 
 BIASES_AND_NORMS = (".bias", "q_norm.weight", "k_norm.weight")
 RECOMPUTED = "rotary_emb.inv_freq"  # old heads store RoPE's frequencies
@@ -23,6 +33,9 @@ CHUNK = 8192
 
 def check_tensors(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """The file holds every tensor that a server loads, in its shape and finite, and no other."""
+    if kind_of(files) is not EAGLE3:
+        yield from _as_decoded(files)
+        return
     expected = expected_shapes(files, head_config(files))
     missing = sorted(expected.keys() - files.tensors.keys())
     for name in missing:
@@ -38,6 +51,13 @@ def check_tensors(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     for name in sorted(files.tensors.keys() - expected.keys() - {*VOCABULARY_MAPS, EMBEDDING}):
         if not name.endswith(RECOMPUTED):
             yield "error", f"{name} is unknown: SGLang silently drops it; {_fix(name, missing)}"
+
+
+def _as_decoded(files: HeadFiles) -> Iterator[Problem]:
+    """Check the tensors of a head that no server loads, but our decoder."""
+    known = {name for name, _ in draft_head(files, None).named_parameters()}
+    for name in sorted(files.tensors.keys() - known - {*VOCABULARY_MAPS}):
+        yield "error", f"{name} is unknown to heads of kind {kind_of(files).name}; {MAKE_AGAIN}"
 
 
 def _fix(name: str, missing: list[str]) -> str:

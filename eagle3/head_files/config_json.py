@@ -71,6 +71,7 @@ class _Speculators(JsonObject):
 
 class HeadJson(LayerJson):
     architectures: list[str] | None = None
+    head_kind: Text = None
     draft_vocab_size: Size | None = None
     target_hidden_size: Size | None = None
     num_aux_hidden_states: Size | None = None

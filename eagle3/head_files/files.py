@@ -23,6 +23,7 @@ from eagle3.storage.typed_json import WeightIndex, read_typed
 USUAL_CAPTURED_LAYERS = 3  # where config.json does not say how many
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 MAKE_HEAD = "python serve.py action=export run=RUN head=HEAD"
+KIND = "head_kind"  # of a kind of your own: its import path
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 IDS_KEY = f"eagle_config.{LAYER_IDS}"
 NESTED = "transformer_layer_config"  # in the layout of vLLM's speculators

@@ -20,11 +20,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from eagle3.errors import InputError
-from eagle3.head.draft_head import DraftHead, HeadConfig, WithoutValues
+from eagle3.head.draft_head import HeadConfig, WithoutValues
 from eagle3.head.draft_vocab import from_offsets, membership, to_offsets
-from eagle3.head.eagle3 import EAGLE3, Eagle3, has_fc_norm, has_norm_before_fc, rope_of
-from eagle3.head.registry import kind_named, kind_of_architecture
-from eagle3.head_files.files import LAYER_IDS, MAKE_HEAD, HeadFiles, read_files
+from eagle3.head.eagle3 import EAGLE3, has_fc_norm, has_norm_before_fc, rope_of
+from eagle3.head.head import Head, HeadSizes
+from eagle3.head.kind import Kind
+from eagle3.head.registry import kind_in, kind_named, new_head
+from eagle3.head_files.files import KIND, LAYER_IDS, MAKE_HEAD, USUAL_CAPTURED_LAYERS, HeadFiles, read_files
 from eagle3.storage.files import read_json, write_json, write_whole
 from eagle3.target.facts import ROPE_TYPES
 from eagle3.target.files import DTYPES
@@ -38,25 +40,27 @@ EMBEDDING = "embed_tokens.weight"  # some trainers store a copy; servers share t
 class LoadedHead:
     """An exported head, ready to run. `capture_layers` are indices into Hugging Face's `hidden_states`."""
 
-    head: DraftHead
+    head: Head
     capture_layers: list[int]
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def save_head(directory: Path, head: DraftHead, capture_layers: list[int], dtype: str) -> None:
+def save_head(directory: Path, head: Head, capture_layers: list[int], dtype: str) -> None:
     """Write config.json and model.safetensors in the target's `dtype`; `capture_layers` index `hidden_states`."""
-    write_json(directory / "config.json", exported_config(head.config, capture_layers, dtype))
+    write_json(directory / "config.json", exported_config(head.config, capture_layers, dtype, kind_named(head.kind)))
     write_whole(directory / "model.safetensors", save(exported_tensors(head, DTYPES[dtype]), {"format": "pt"}))
 
 
-def exported_config(config: HeadConfig, capture_layers: list[int], dtype: str) -> dict[str, Any]:
+def exported_config(config: HeadSizes, capture_layers: list[int], dtype: str, kind: Kind = EAGLE3) -> dict[str, Any]:
     """Return config.json: for EAGLE-3 as SGLang reads it."""
-    kind = kind_named(config.KIND)
+    number = len(capture_layers)
     return {
         "architectures": [kind.architecture],
+        **({} if kind is EAGLE3 else {KIND: kind.name}),
         **kind.to_json(config),
+        **({} if number == USUAL_CAPTURED_LAYERS else {"num_aux_hidden_states": number}),
         "dtype": dtype,
         "torch_dtype": dtype,
         LAYER_IDS: capture_layers,
@@ -64,7 +68,7 @@ def exported_config(config: HeadConfig, capture_layers: list[int], dtype: str) -
     }
 
 
-def exported_tensors(head: DraftHead, dtype: torch.dtype) -> dict[str, Tensor]:
+def exported_tensors(head: Head, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the weights in `dtype`, d2t as offsets and t2d as a mask.
 
     A head that drafts the whole vocabulary has neither: no server needs them, and vLLM stops at a d2t."""
@@ -85,7 +89,7 @@ def load_head(path: str | Path, *, num_layers: int, dtype: torch.dtype | None = 
     return LoadedHead(draft_head(files, dtype), files.served_layers(num_layers))
 
 
-def draft_head(files: HeadFiles, dtype: torch.dtype | None) -> DraftHead:
+def draft_head(files: HeadFiles, dtype: torch.dtype | None) -> Head:
     """Return the head without gradients, in the dtype of its file unless told otherwise; InputError where it cannot."""
     config = head_config(files)
     head = build_draft_head(files, config, draft_ids(files, config))
@@ -99,20 +103,20 @@ def draft_head(files: HeadFiles, dtype: torch.dtype | None) -> DraftHead:
     return head.eval().requires_grad_(False)
 
 
-def kind_of(files: HeadFiles) -> Eagle3:
+def kind_of(files: HeadFiles) -> Kind:
     """Return the kind that config.json, or else training.json, names; other trainers' are taken for EAGLE-3, and the
     checks say so."""
-    named = kind_of_architecture(files.config.get("architectures"))
-    return named or (kind_named(files.record.kind) if files.record else EAGLE3)
+    return kind_in(files.path, files.config.get(KIND) or (files.record.kind if files.record else EAGLE3.name))
 
 
-def head_config(files: HeadFiles) -> HeadConfig:
+def head_config(files: HeadFiles) -> HeadSizes:
     """Read the head's sizes and options from config.json; InputError for a head that DraftHead does not compute."""
     if kind_of(files) is EAGLE3:
         require_readable(files)
     try:
         config = kind_of(files).from_json(files.config)
-        if null := next((each.name for each in fields(HeadConfig) if getattr(config, each.name) is None), None):
+        sizes = fields(HeadConfig if isinstance(config, HeadConfig) else HeadSizes)
+        if null := next((each.name for each in sizes if getattr(config, each.name) is None), None):
             raise InputError(f"head={files.path}: config.json has {null}=null, a size that is null; state it")
         return config
     except KeyError as error:
@@ -144,7 +148,7 @@ def require_readable(files: HeadFiles) -> None:
         )
 
 
-def draft_ids(files: HeadFiles, config: HeadConfig) -> Int[Tensor, " D"]:
+def draft_ids(files: HeadFiles, config: HeadSizes) -> Int[Tensor, " D"]:
     """Return the target ids of the draft vocabulary; without d2t it can only be the whole vocabulary."""
     if "d2t" in files.tensors:
         d2t = files.tensors["d2t"]
@@ -164,19 +168,19 @@ def draft_ids(files: HeadFiles, config: HeadConfig) -> Int[Tensor, " D"]:
     return torch.arange(config.vocab_size)
 
 
-def expected_shapes(files: HeadFiles, config: HeadConfig) -> dict[str, tuple[int, ...]]:
+def expected_shapes(files: HeadFiles, config: HeadSizes) -> dict[str, tuple[int, ...]]:
     """Return the shape of every weight that a server expects, by the names of DraftHead."""
     with torch.device("meta"):
         head = build_draft_head(files, config, torch.empty(config.draft_vocab_size, dtype=torch.long))
     return {name: tuple(weight.shape) for name, weight in head.named_parameters()}
 
 
-def build_draft_head(files: HeadFiles, config: HeadConfig, ids: Int[Tensor, " D"]) -> DraftHead:
+def build_draft_head(files: HeadFiles, config: HeadSizes, ids: Int[Tensor, " D"]) -> Head:
     with WithoutValues():
-        return kind_of(files).new_head(config, ids)
+        return new_head(kind_of(files), config, ids)
 
 
-def require_tensors(files: HeadFiles, config: HeadConfig) -> None:
+def require_tensors(files: HeadFiles, config: HeadSizes) -> None:
     """Raise InputError unless the file holds every weight in the shape that config.json gives it."""
     for name, shape in expected_shapes(files, config).items():
         if name not in files.tensors or tuple(files.tensors[name].shape) != shape:
@@ -205,4 +209,5 @@ def is_exported_head(path: Path) -> bool:
         config = read_json(path / "config.json", made_by=MAKE_HEAD)
     except (InputError, OSError):
         return False
-    return config.get("speculators_model_type") == "eagle3" or bool(kind_of_architecture(config.get("architectures")))
+    of_eagle3 = config.get("architectures") == [EAGLE3.architecture]
+    return config.get("speculators_model_type") == "eagle3" or KIND in config or of_eagle3

@@ -7,7 +7,9 @@ src/models/eagle3.cpp). benchmarks/peers/outside_servers.py serves heads with th
 
 from collections.abc import Iterator
 
+from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3, has_fc_norm
+from eagle3.head.kind import Kind
 from eagle3.head_files.files import LAYER_IDS, HeadFiles, ids_of
 from eagle3.head_files.format import kind_of
 
@@ -17,12 +19,28 @@ SGLANG, VLLM, LLAMA_CPP = "SGLang", "vLLM", "llama.cpp"
 
 def obstacles(files: HeadFiles) -> dict[str, list[str]]:
     """Return by server why it cannot serve the head as it was trained; nothing where it can."""
+    kind = kind_of(files)
+    if kind is not EAGLE3:
+        unknown = [f"it does not know heads of kind {kind.name}"]
+        return {SGLANG: [] if kind.sglang_algorithm else unknown, VLLM: unknown, LLAMA_CPP: unknown}
     return {SGLANG: [*_of_sglang(files)], VLLM: [*_of_vllm(files)], LLAMA_CPP: [*_of_llama_cpp(files)]}
+
+
+def require_server(kind: Kind, head: object) -> str:
+    """Return SGLang's name of how heads of this kind draft; InputError if no server can serve them."""
+    if kind.sglang_algorithm is None:
+        raise InputError(
+            f"head={head}: no server can serve heads of kind {kind.name}; decode with them: action=decode or "
+            f"action=show"
+        )
+    return kind.sglang_algorithm
 
 
 def summary(files: HeadFiles) -> str:
     """Return a line such as `SGLang and vLLM can serve this head; llama.cpp cannot: it has no fc_norm`."""
-    found = obstacles(files)
+    kind, found = kind_of(files), obstacles(files)
+    if kind.sglang_algorithm is None:
+        return f"no server can serve heads of kind {kind.name}"
     *others, last = [server for server, reasons in found.items() if not reasons] or ["none of " + ", ".join(found)]
     able = f"{', '.join(others)} and {last}" if others else last
     return "; ".join(
@@ -32,7 +50,6 @@ def summary(files: HeadFiles) -> str:
 
 
 def _of_sglang(files: HeadFiles) -> Iterator[str]:
-    yield from _other_kind(files)
     if files.nested:
         yield "it does not read the speculators' layout (action=check says which keys to move)"
     if files.config.get("norm_before_residual"):
@@ -40,7 +57,6 @@ def _of_sglang(files: HeadFiles) -> Iterator[str]:
 
 
 def _of_vllm(files: HeadFiles) -> Iterator[str]:
-    yield from _other_kind(files)
     if files.nested and "model_type" in files.written:
         yield "it does not recognise the speculators' layout with a model_type (remove that key from config.json)"
     ids = files.layer_ids
@@ -51,7 +67,6 @@ def _of_vllm(files: HeadFiles) -> Iterator[str]:
 
 
 def _of_llama_cpp(files: HeadFiles) -> Iterator[str]:
-    yield from _other_kind(files)
     options = {"fc_norm": has_fc_norm(files.config), "norm_output": bool(files.config.get("norm_output"))}
     if missing := [option for option, used in options.items() if used]:
         yield f"it has no {' and no '.join(missing)} (train with model=eagle3)"
@@ -60,8 +75,3 @@ def _of_llama_cpp(files: HeadFiles) -> Iterator[str]:
         yield f"it reads exactly {LLAMA_CPP_LAYERS} captured layers, not {number}"
     if files.layer_ids and not files.top_level_ids:
         yield f"it finds no {LAYER_IDS} at the top level and takes its default layers"
-
-
-def _other_kind(files: HeadFiles) -> Iterator[str]:
-    if kind_of(files) is not EAGLE3:
-        yield f"it does not know heads of kind {kind_of(files).name}"

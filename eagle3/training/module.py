@@ -23,7 +23,7 @@ from eagle3.adapters.lightning import skip_needless_moves
 from eagle3.errors import InputError
 from eagle3.head.batch import TttBatch
 from eagle3.head.divergence import require_consistent
-from eagle3.head.draft_head import DraftHead
+from eagle3.head.head import Head
 from eagle3.head.kernels import KernelPlan, KernelSettings, choose_kernels
 from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length, plain_loss
 from eagle3.head.registry import kind_named
@@ -60,7 +60,7 @@ class HeadTraining(lightning.LightningModule):
     def __init__(
         self,
         *,
-        head: DraftHead,
+        head: Head,
         loss: UnrollLoss,
         optim: AdamWCosine,
         ttt_steps: int,
@@ -73,7 +73,7 @@ class HeadTraining(lightning.LightningModule):
     ) -> None:
         super().__init__()
         self.head, self.loss, self.optim = head, loss, optim
-        self.kind = kind_named(head.config.KIND)
+        self.kind = kind_named(head.kind)
         self.ttt_steps, self.kernel_settings = ttt_steps, kernels
         self.logit_transform, self.origin, self.settings = logit_transform, origin, settings
         # The target's weights are read from the store at every start; checkpoints have only the head's.

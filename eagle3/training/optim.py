@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from eagle3.head.draft_head import DraftHead
+from eagle3.head.head import Head
 from eagle3.settings.training import OptimSettings
 from eagle3.training.muon import DividedMuon, PortableMuon, RecordedMuon
 from eagle3.training.schedule import ShareLR
@@ -24,7 +24,7 @@ class AdamWCosine(OptimSettings):
     """AdamW for all parameters of the head."""
 
     def build(
-        self, head: DraftHead, total_steps: int, *, by_graph: bool = False, ranks: dist.ProcessGroup | None = None
+        self, head: Head, total_steps: int, *, by_graph: bool = False, ranks: dist.ProcessGroup | None = None
     ) -> tuple[Optimizer, ShareLR]:
         """Return optimizer and schedule.
 
@@ -34,7 +34,7 @@ class AdamWCosine(OptimSettings):
         optimizer = self.optimizer(head, by_graph, ranks)
         return optimizer, ShareLR(optimizer, self.scale, total_steps, warmup_fraction=self.warmup_fraction)
 
-    def optimizer(self, head: DraftHead, by_graph: bool = False, ranks: dist.ProcessGroup | None = None) -> Optimizer:
+    def optimizer(self, head: Head, by_graph: bool = False, ranks: dist.ProcessGroup | None = None) -> Optimizer:
         return self.adamw(trained(head))
 
     def adamw(self, parameters: Iterable[nn.Parameter]) -> AdamW:
@@ -64,7 +64,7 @@ class MuonCosine(AdamWCosine):
     lr: float = 3e-3
     weight_decay: float = 0.1
 
-    def optimizer(self, head: DraftHead, by_graph: bool = False, ranks: dist.ProcessGroup | None = None) -> Optimizer:
+    def optimizer(self, head: Head, by_graph: bool = False, ranks: dist.ProcessGroup | None = None) -> Optimizer:
         matrices: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for each in trained(head):
@@ -74,7 +74,7 @@ class MuonCosine(AdamWCosine):
         return CombinedOptimizer([muon, self.adamw(others)])
 
 
-def trained(head: DraftHead) -> list[nn.Parameter]:
+def trained(head: Head) -> list[nn.Parameter]:
     """Return the parameters that change: all but those of a fixed `lm_head`."""
     return [each for each in head.parameters() if each.requires_grad]
 

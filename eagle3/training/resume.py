@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource, as_setting
-from eagle3.head.draft_head import DraftHead
+from eagle3.head.head import Head
 from eagle3.storage.files import atomic_write
 from eagle3.storage.folder import LocalFolder, Storage
 from eagle3.target.identity import require_same_target
@@ -207,7 +207,7 @@ def read_resumed(path: str | None) -> Checkpoint | None:
 
 
 def require_checkpoint_fits(
-    checkpoint: Checkpoint, source: FeatureSource, head: DraftHead, settings: dict[str, Any]
+    checkpoint: Checkpoint, source: FeatureSource, head: Head, settings: dict[str, Any]
 ) -> None:
     """Raise InputError unless the settings, the head's config and the features' target are the checkpoint's."""
     record, path = checkpoint.record, checkpoint.path

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from eagle3.errors import InputError
-from eagle3.head.draft_head import HeadConfig, RMSNorm
+from eagle3.head.draft_head import HeadConfig
+from eagle3.head.head import RMSNorm
 from eagle3.head.unroll import unroll
 
 THETA, EPS, CHANNELS = 100.0, 1e-5, 8

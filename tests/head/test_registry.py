@@ -4,20 +4,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import FINGERPRINT, export_head, record_of, tiny_target
-from fitted_head import CHAIN, LAYERS, PROMPT, TREE, small_target
+from exported_head import export_head
+from fitted_head import CHAIN, LAYERS, PROMPT, TREE, fitted_head, small_target
 from stores import random_samples, write_store
-from timed_machine import settings
-from two_layer_head import TwoLayerConfig, TwoLayerHead
+from two_layer_head import TwoLayerHead
 
-from eagle3.decoding.speculate import measure
+from eagle3.decoding.batched_trees import BatchedTrees, SteppedTrees
+from eagle3.decoding.replay import answer_all, record
+from eagle3.decoding.speculate import Speculator, measure, plain_greedy
 from eagle3.errors import InputError
-from eagle3.head import registry
+from eagle3.head.draft_head import HeadConfig
+from eagle3.head.registry import kind_in, kind_named
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import load_head
-from eagle3.serving.head.export import TrainedHead, read_trained
-from eagle3.serving.tune.candidates import decoder_gains
-from eagle3.settings.serving import AnswerSettings
+from eagle3.serving.head.export import read_trained
+from eagle3.target.capture import Capture
 from tests.training.test_training import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # between Lightning and PyTorch
@@ -27,7 +28,7 @@ CAPTURED = [1, 2, 3, 4]  # one layer more than EAGLE-3's
 
 def head_for_target() -> TwoLayerHead:
     target = small_target()
-    config = TwoLayerConfig.for_target(
+    config = HeadConfig.for_target(
         target.facts, num_captured_layers=len(CAPTURED), draft_vocab_size=40, fc_norm=True, norm_output=True
     )
     torch.manual_seed(0)
@@ -39,7 +40,7 @@ def head_for_target() -> TwoLayerHead:
 
 def test_a_second_kind_trains_and_is_exported(tmp_path: Path) -> None:
     store = write_store(tmp_path / "features", random_samples(40), capture_layers=[2, 4, 5])
-    settings = ["model.kind=two_layer", "trainer.max_epochs=1", "optim.lr=1e-2", "ttt_steps=2"]
+    settings = ["model.kind=two_layer_head.TwoLayers", "trainer.max_epochs=1", "optim.lr=1e-2", "ttt_steps=2"]
     run = Run(tmp_path / "run", store, *settings)
     before = {name: weight.clone() for name, weight in run.weights.items()}
     run.fit()
@@ -47,7 +48,7 @@ def test_a_second_kind_trains_and_is_exported(tmp_path: Path) -> None:
     assert not torch.equal(run.weights["second_o.weight"], before["second_o.weight"])
     trained = read_trained(tmp_path / "run/checkpoints/last.ckpt")
     export_head(trained, tmp_path / "head", versions={})
-    assert read_files(tmp_path / "head").config["architectures"] == ["TwoLayerHeadForTests"]
+    assert read_files(tmp_path / "head").config["architectures"] == ["TwoLayers"]
     loaded = load_head(tmp_path / "head", num_layers=8).head
     assert type(loaded) is TwoLayerHead and loaded.config == trained.head.config
     for name, weight in trained.head.named_parameters():
@@ -68,26 +69,60 @@ def test_a_second_kind_decodes_without_loss(shape: dict[str, int]) -> None:
     assert LAYERS != CAPTURED
 
 
-@pytest.fixture
-def exported(tmp_path: Path) -> Path:
-    target = tiny_target().facts
-    head = TwoLayerHead(TwoLayerConfig.for_target(target, num_captured_layers=3, draft_vocab_size=40), torch.arange(40))
-    export_head(TrainedHead(head, record_of(head, FINGERPRINT, target)), tmp_path / "head", versions={})
-    return tmp_path / "head"
+def test_trees_of_a_second_kind_are_replayed_as_they_are_decoded() -> None:
+    target, head = small_target(), head_for_target()
+    speculator = Speculator(target, head, CAPTURED)
+    [answered] = answer_all(
+        target, [PROMPT], max_new_tokens=12, beyond=3, seed=0, batch_size=1, progress=None, temperature=0.0, top_p=1.0,
+        top_k=0,
+    )  # fmt: skip
+    recording = record(speculator, [answered], steps=3, topks=[1, 3])
+    for shape in ({"steps": 3, "topk": 1, "draft_tokens": 4}, TREE, {"steps": 2, "topk": 3, "draft_tokens": 5}):
+        [rounds] = recording.replay_each(**shape)
+        decoded = speculator.decode(PROMPT, **shape, max_new_tokens=12)
+        assert rounds.verifications == decoded.verifications
+        assert sum(rounds.gained) == sum(decoded.accepted)
 
 
-def test_an_exported_head_whose_kind_is_not_registered_is_not_read_as_eagle3(
-    exported: Path, monkeypatch: pytest.MonkeyPatch
+def test_stepped_trees_are_those_of_eagle3() -> None:
+    target = small_target()
+    speculator, capture = Speculator(target, fitted_head(target, PROMPT), LAYERS), Capture(target, LAYERS)
+    text = PROMPT + plain_greedy(target, PROMPT, 12)
+    roots = range(len(PROMPT), len(text) - 3)
+    for topk, window in ((1, None), (3, None), (3, 6)):
+        expected = BatchedTrees(speculator, capture, text, window=window).places(roots, topk, 3)
+        assert torch.equal(SteppedTrees(speculator, capture, text, window=window).places(roots, topk, 3), expected)
+
+
+@pytest.mark.parametrize("name", ["two_layer", "nowhere.Kind", "two_layer_head", "two_layer_head.TwoLayerHead", "a..b"])
+def test_a_kind_that_cannot_be_imported_is_one_line(name: str) -> None:
+    with pytest.raises(InputError, match=rf"^model\.kind={name} .*--config-dir\)$"):
+        kind_named(name)
+
+
+def test_a_kind_whose_module_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "failing_kind.py").write_text("import nothing_at_all\n")
+    with pytest.raises(InputError, match=r"model\.kind=failing_kind\.Kind cannot be imported .*nothing_at_all"):
+        kind_named("failing_kind.Kind")
+
+
+def test_an_instance_is_a_kind_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "instances.py").write_text("from two_layer_head import TwoLayers\n\nTWO = TwoLayers()\n")
+    assert kind_named("instances.TWO").name == "instances.TWO"
+
+
+@pytest.mark.parametrize("place", ["head", "outputs/head"])
+def test_a_module_that_came_with_a_head_is_not_imported(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(registry._KINDS, "two_layer")
-    with pytest.raises(InputError, match=r"a head of kind two_layer is none of eagle3"):
-        load_head(exported, num_layers=8)
-
-
-def test_trees_of_a_second_kind_are_left_to_the_server(exported: Path) -> None:
-    """What `tune` replays trees with is EAGLE-3's own."""
-    answering = AnswerSettings(max_new_tokens=8, temperature=0.0, seed=0)
-    message = r"replays only eagle3 heads, and .*/head is of kind two_layer; .*action=bench"
-    with pytest.raises(InputError, match=message):
-        tiny = {"path": tiny_target().path, "device": "cpu"}
-        decoder_gains(settings(), tiny, exported, [[1, 2]], answering, frozenset())
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / place
+    folder.mkdir(parents=True)
+    for name in ("__init__.py", "evil.py"):
+        (folder / name).write_text("raise SystemExit('code of the head has run')\n")
+    module = place.replace("/", ".")
+    for name in (module, f"{module}.evil", f"{module}.evil.Kind"):
+        with pytest.raises(InputError, match="which could run any code"):
+            kind_in(folder, name)

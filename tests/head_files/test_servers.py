@@ -8,7 +8,6 @@ import pytest
 import torch
 from exported_head import IDS, LAYERS, Editable, as_speculators, edit_json, edit_tensors
 from heads import make_head
-from two_layer_head import TwoLayers
 
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import save_head
@@ -83,5 +82,8 @@ def test_vllm_stops_at_a_map_of_the_whole_vocabulary(save: Callable[..., Path]) 
 
 def test_a_kind_of_your_own_is_known_to_no_server(save: Callable[..., Path]) -> None:
     folder = save()
-    edit_json(folder / "config.json", architectures=[TwoLayers.architecture])
-    assert unable(folder) == dict.fromkeys((SGLANG, VLLM, LLAMA_CPP), "it does not know heads of kind two_layer")
+    edit_json(folder / "config.json", head_kind="two_layer_head.TwoLayers")
+    assert unable(folder) == dict.fromkeys(
+        (SGLANG, VLLM, LLAMA_CPP), "it does not know heads of kind two_layer_head.TwoLayers"
+    )
+    assert summary(read_files(folder)) == "no server can serve heads of kind two_layer_head.TwoLayers"

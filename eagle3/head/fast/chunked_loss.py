@@ -22,9 +22,9 @@ from torch.autograd.function import once_differentiable
 
 from eagle3.head.batch import TttBatch
 from eagle3.head.divergence import Divergence
-from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.elementwise import PARTIAL_SUMS, Elementwise
 from eagle3.head.fast.products import MakeProducts, add_product, product_dtype, wide_product
+from eagle3.head.head import Head
 from eagle3.head.loss import UnrollLoss, UnrollMetrics
 from eagle3.target.facts import LogitTransform
 
@@ -46,7 +46,7 @@ class ChunkedLoss:
     def __call__(
         self,
         objective: UnrollLoss,
-        head: DraftHead,
+        head: Head,
         hidden: list[Float[Tensor, "R H"]],
         teacher_head: Float[Tensor, "D H"],
         batch: TttBatch,
@@ -130,7 +130,7 @@ class _Pairs:
         return spread
 
 
-def _pairs(objective: UnrollLoss, head: DraftHead, batch: TttBatch, teachers: _Teachers, ttt_steps: int) -> _Pairs:
+def _pairs(objective: UnrollLoss, head: Head, batch: TttBatch, teachers: _Teachers, ttt_steps: int) -> _Pairs:
     num_anchors, bounds = len(batch.anchors), batch.pair_bounds
     step = torch.arange(ttt_steps, device=batch.anchors.device)[:, None]
     trained = batch.anchor_steps > step  # (K, R)
@@ -149,7 +149,7 @@ def _pairs(objective: UnrollLoss, head: DraftHead, batch: TttBatch, teachers: _T
 class _Projection:
     """The final norm and `lm_head` on one chunk after another; their gradients are summed over the chunks."""
 
-    def __init__(self, head: DraftHead, elementwise: Elementwise, make_products: MakeProducts) -> None:
+    def __init__(self, head: Head, elementwise: Elementwise, make_products: MakeProducts) -> None:
         self.norm_weight, self.eps = head.norm.weight.detach(), head.norm.eps
         self.weight, self.dtype = head.lm_head.weight.detach(), product_dtype(head.lm_head.weight)
         self.products, self.elementwise = make_products(self.weight.to(self.dtype)), elementwise

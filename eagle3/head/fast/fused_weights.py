@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from eagle3.head.draft_head import DraftHead, RMSNorm
+from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.elementwise import PARTIAL_SUMS, Elementwise
 from eagle3.head.fast.products import ALL, MakeProducts, Products, add_product, wide_product
+from eagle3.head.head import RMSNorm
 
 EMBED, HIDDEN = 0, 1  # the two inputs of attention, next to each other in its weights
 

@@ -1,6 +1,6 @@
 """Runs all checks of an exported head: of its files, then by decoding where the files cannot tell.
 
-A fresh export is also compared with the trained head. Shapes: D draft vocabulary.
+A fresh export is also compared with the trained head. Shapes: D draft vocabulary, K drafts.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,10 @@ from torch import Tensor
 
 from eagle3.decoding.speculate import require_topk
 from eagle3.errors import InputError
-from eagle3.head.draft_head import DraftHead, WithoutValues
-from eagle3.head.registry import kind_named
+from eagle3.head.draft_head import WithoutValues
+from eagle3.head.eagle3 import EAGLE3
+from eagle3.head.head import Head
+from eagle3.head.registry import kind_named, new_head
 from eagle3.head_files.check_config import (
     check_context,
     check_dtype,
@@ -26,7 +28,7 @@ from eagle3.head_files.check_config import (
 from eagle3.head_files.check_tensors import check_d2t, check_draft_vocab_size, check_embedding, check_t2d, check_tensors
 from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.finding import Check, Finding, Problem, TargetFacts, facts_of_target, has_errors
-from eagle3.head_files.format import draft_head
+from eagle3.head_files.format import draft_head, kind_of
 from eagle3.head_files.record import write_record
 from eagle3.serving.check.accept_length import CHECK, Measurer
 from eagle3.serving.check.origin import check_layer_ids, check_target
@@ -53,6 +55,17 @@ CHECKS: tuple[Check, ...] = (
     check_t2d,
     check_target,
 )
+# Of what SGLang or another server does with EAGLE-3's config.json; heads of another kind are decoded as it is.
+OF_EAGLE3: tuple[Check, ...] = (
+    check_layout,
+    check_options,
+    check_draft_vocab_size,
+    check_layer_ids,
+    check_rope,
+    check_context,
+    check_dtype,
+    check_embedding,
+)
 # With errors of these our decoder still computes what SGLang would: the accept length tells how much they cost.
 DECODED_ALL_THE_SAME = ("layout", "options", "layer_ids", "context", "dtype", "embedding", "t2d")
 
@@ -70,6 +83,9 @@ def _findings(check: Check, files: HeadFiles, facts: TargetFacts, known: set[str
     name = check.__name__.removeprefix("check_")
     problems: list[Problem] = []
     try:
+        kind = kind_of(files)
+        if kind is not EAGLE3 and check in OF_EAGLE3:
+            return [Finding(name, "skipped", f"it is about heads of EAGLE-3, this one is of kind {kind.name}")]
         for problem in check(files, facts):
             problems.append(problem)
     except InputError as error:  # keep what was found before it
@@ -149,21 +165,26 @@ def check_reload(trained: TrainedHead, files: HeadFiles) -> Finding:
     return Finding("reload", "error", f"{files.path} gives other logits than {trained.record.checkpoint}: export again")
 
 
-def in_dtype(head: DraftHead, dtype: torch.dtype) -> DraftHead:
+def in_dtype(head: Head, dtype: torch.dtype) -> Head:
     """Copy the head with weights in `dtype`; RoPE's frequencies stay in float32, as servers keep them."""
     with WithoutValues():
-        copy = kind_named(head.config.KIND).new_head(head.config, head.draft_ids)
+        copy = new_head(kind_named(head.kind), head.config, head.draft_ids)
     weights = {name: weight.to(dtype) for name, weight in head.named_parameters()}
     copy.load_state_dict(weights | {"draft_ids": head.draft_ids}, assign=True)
     return copy
 
 
 @torch.no_grad()
-def probe_logits(head: DraftHead) -> Float[Tensor, "2 D"]:
-    """Return the logits of the first two drafts after fixed random rows: they depend on every tensor and option."""
+def probe_logits(head: Head) -> Float[Tensor, "K D"]:
+    """Return the logits of the drafts after fixed random rows, which depend on every tensor and option: two, or all
+    that the kind drafts."""
     generator, rows = torch.Generator().manual_seed(0), 8
-    embedding = torch.randn(rows, head.config.hidden_size, generator=generator).to(head.fc.weight.dtype)
-    cached = kind_named(head.config.KIND).cached(head, embedding, rows)
-    first = cached.confirm(torch.randn(rows, head.fc.in_features, generator=generator), [*range(rows)])
-    second, _ = cached.step(first, torch.tensor([0]), cached.root())
-    return head.logits(torch.cat([first, second]))
+    kind, config = kind_named(head.kind), head.config
+    embedding = torch.randn(rows, config.hidden_size, generator=generator).to(head.lm_head.weight.dtype)
+    cached = kind.cached(head, embedding, rows)
+    aux_hidden_states = torch.randn(rows, config.num_captured_layers * config.hidden_size, generator=generator)
+    states, path = [cached.confirm(aux_hidden_states, [*range(rows)])], cached.root()
+    for _ in range(1, kind.most_steps(config) or 2):
+        state, path = cached.step(states[-1], torch.tensor([0]), path)
+        states.append(state)
+    return head.logits(torch.cat(states))

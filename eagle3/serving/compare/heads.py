@@ -5,10 +5,8 @@ from pathlib import Path
 
 from eagle3.decoding.speculate import require_topk
 from eagle3.errors import InputError
-from eagle3.head.eagle3 import EAGLE3
-from eagle3.head.registry import kind_of_architecture
 from eagle3.head_files.files import HeadFiles, read_without_weights
-from eagle3.head_files.format import head_config
+from eagle3.head_files.format import head_config, kind_of
 from eagle3.settings.serving import CompareSettings
 from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles, identity_of
@@ -31,7 +29,6 @@ def require_comparable(folders: Sequence[Path], target: TargetFiles, settings: C
     identity = identity_of(target, weights_hash="")
     for folder in folders:
         files = read_without_weights(folder)
-        _require_kind(files)
         _require_sizes(files, target, settings)
         require_own_target(files, identity, BY_FILES)
 
@@ -48,15 +45,6 @@ def require_own_target(files: HeadFiles, target: TargetIdentity, parts: tuple[st
         )
 
 
-def _require_kind(files: HeadFiles) -> None:
-    named = files.config.get("architectures")
-    if kind_of_architecture(named) is not EAGLE3:
-        raise InputError(
-            f"heads: {files.path} is of architectures={named} in config.json, and action=compare replays only "
-            f"{EAGLE3.name} heads; decode each head with action=decode instead"
-        )
-
-
 def _require_sizes(files: HeadFiles, target: TargetFiles, settings: CompareSettings) -> None:
     config = head_config(files)
     facts = target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype)
@@ -67,5 +55,6 @@ def _require_sizes(files: HeadFiles, target: TargetFiles, settings: CompareSetti
                 f"target.path={target.path} has {getattr(facts, key)}; compare heads of one target"
             )
     files.served_layers(facts.num_layers)
+    kind_of(files).require_steps(config, settings.most_steps, setting="compare.shapes: steps", head=str(files.path))
     topk = max(shape.topk for shape in settings.drafts())
     require_topk(topk, config.draft_vocab_size, setting="compare.shapes: topk", head=str(files.path))

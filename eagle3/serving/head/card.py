@@ -13,7 +13,9 @@ from eagle3.answers.store import read_answers
 from eagle3.engine.command import draft_flags, words_of
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
+from eagle3.head.eagle3 import EAGLE3
 from eagle3.head_files.files import HeadFiles
+from eagle3.head_files.format import kind_of
 from eagle3.head_files.record import HeadRecord
 from eagle3.head_files.servers import LLAMA_CPP, SGLANG, VLLM, obstacles, summary
 from eagle3.markdown import table
@@ -24,7 +26,7 @@ from eagle3.target.identity import is_hub_id
 from eagle3.training.loggers import searchable
 
 FILE = "README.md"
-TAGS = ["eagle3", "speculative-decoding", "draft-model"]
+TAGS = ["speculative-decoding", "draft-model"]
 # Licences of prompts that the Hub's `license` takes; the card's table has all.
 HUB_LICENSES = ("mit", "apache-2.0", "bsd-3-clause", "bsd-2-clause", "isc", "unlicense", "cc0-1.0", "cc-by-4.0", "pddl")
 SEVERAL = "other"
@@ -77,23 +79,23 @@ def training_data(stores: str | list[str]) -> TrainingData | None:
 def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: TrainingData | None) -> str:
     record = files.record
     assert record is not None
-    name, license = record.origin.target.name, license_of(data)
+    name, license, kind = record.origin.target.name, license_of(data), kind_of(files)
     front_matter = ModelCardData(
         base_model=name if is_hub_id(name) else None,
         license=license,
         license_name="of-the-training-data" if license == SEVERAL else None,
         license_link="README.md" if license == SEVERAL else None,
-        library_name="sglang",
+        library_name="sglang" if kind.sglang_algorithm else None,
         pipeline_tag="text-generation",
-        tags=[*TAGS, "sglang"],
+        tags=[*(["eagle3"] if kind is EAGLE3 else []), *TAGS, *(["sglang"] if kind.sglang_algorithm else [])],
     )
     target = name if is_hub_id(name) else Path(name).name
     parts = [
-        f"---\n{front_matter.to_yaml()}\n---\n\n# EAGLE-3 draft head for {target}",
+        f"---\n{front_matter.to_yaml()}\n---\n\n# {'EAGLE-3 draft' if kind is EAGLE3 else 'Draft'} head for {target}",
         f"A draft head guesses the next tokens of {target}, which verifies all of them in one pass. The output is the "
         "target's own; it arrives sooner. (In bf16 near-ties flip, so texts can differ.) The head is of no use alone, "
         "or with another target.",
-        f"## Serve it\n\n{summary(files)}.\n\n{commands(files, target, draft)}",
+        f"## Serve it\n\n{summary(files)}.\n\n{commands(files, target, draft)}".rstrip(),
         f"## Accept length\n\nTokens per pass of the target; 1 without a head.\n\n{accept_lengths(record)}",
         f"## Training data\n\n{about_data(data)}",
         f"## Training\n\n{table(['setting', 'value'], sorted(searchable(settings).items()))}",

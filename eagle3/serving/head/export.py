@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.errors import InputError
-from eagle3.head.draft_head import DraftHead, WithoutValues
-from eagle3.head.registry import kind_named
+from eagle3.head.draft_head import WithoutValues
+from eagle3.head.head import Head
+from eagle3.head.registry import kind_in, new_head
 from eagle3.head_files.files import INDEX, HeadFiles, read_files
 from eagle3.head_files.format import is_exported_head, save_head
 from eagle3.head_files.record import HeadRecord, write_record
@@ -24,7 +25,7 @@ SIMULATED = "val/served_accept_length_"  # metrics of validation, followed by th
 class TrainedHead:
     """A trained head in float32, and the record of its training."""
 
-    head: DraftHead
+    head: Head
     record: HeadRecord
     settings: dict[str, Any] = field(default_factory=dict)  # by config key: what the training kept to
 
@@ -63,7 +64,7 @@ def read_trained(path: Path) -> TrainedHead:
     """Build the head, and its record, from a Lightning checkpoint of HeadTraining."""
     checkpoint = read_checkpoint(path, setting="run or checkpoint")
     training, prefix = checkpoint.record, "head."
-    kind = kind_named(training.kind)
+    kind = kind_in(path.parent, training.kind)
     record = HeadRecord(
         format_version=HeadRecord.FORMAT_VERSION,
         kind=training.kind,
@@ -82,7 +83,7 @@ def read_trained(path: Path) -> TrainedHead:
     )
     weights = {name.removeprefix(prefix): w for name, w in checkpoint.weights.items() if name.startswith(prefix)}
     with WithoutValues():
-        head = kind.new_head(kind.config_type(**training.head_config), weights["draft_ids"])
+        head = new_head(kind, kind.config_type(**training.head_config), weights["draft_ids"])
     head.load_state_dict(weights)
     return TrainedHead(head.eval().requires_grad_(False), record, training.settings)
 

@@ -12,7 +12,6 @@ from eagle3.decoding.replay import Recording, answer_all, record
 from eagle3.decoding.speculate import Speculator, nothing_verified, require_topk
 from eagle3.draft_shape import Shape, most_draft_tokens
 from eagle3.errors import InputError
-from eagle3.head.eagle3 import EAGLE3
 from eagle3.head_files.format import load_head
 from eagle3.progress import Bar
 from eagle3.settings.serving import AnswerSettings, TuneSettings
@@ -84,12 +83,6 @@ def _replayed(
     settings: TuneSettings, target: Target, head: Path, prompts: Sequence[list[int]], answering: AnswerSettings
 ) -> dict[Shape, Gain]:
     loaded = load_head(head, num_layers=len(target.layers), dtype=target.embedding.dtype)
-    kind = loaded.head.config.KIND
-    if kind != EAGLE3.name:
-        raise InputError(
-            f"action=tune replays only {EAGLE3.name} heads, and {head} is of kind {kind}; time its draft settings one "
-            f"by one with action=bench"
-        )
     topk = [1] if settings.loads else settings.topk  # SGLang changes the steps of chains alone
     candidates = all_settings(
         steps=settings.steps,

@@ -22,7 +22,6 @@ from exported_head import (
     setting,
     with_origin,
 )
-from two_layer_head import TwoLayers
 
 from eagle3.head_files.files import read_files
 from eagle3.head_files.finding import Finding, TargetFacts
@@ -344,10 +343,11 @@ def test_for_deepseek_targets_sglang_adds_one_only_to_ids_that_start_with_1(
 
 def test_a_head_of_a_kind_of_your_own_is_not_advised_to_be_another_one(exported: Editable, facts: TargetFacts) -> None:
     exported.training = None
-    exported.config["architectures"] = [TwoLayers.architecture]
+    exported.config["head_kind"] = "two_layer_head.TwoLayers"
     found = {item.check: item for item in findings_of(exported, facts)}
     assert found["servers"].level == "warning"
-    assert found["servers"].message.startswith("none of SGLang, vLLM, llama.cpp can serve this head; SGLang cannot: it")
+    assert found["servers"].message == "no server can serve heads of kind two_layer_head.TwoLayers"
+    assert found["rope"].level == "skipped"
     assert {name for name, item in found.items() if item.level == "error"} == {"tensors"}  # of a second layer
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from exported_head import IDS, Editable, export_head, random_head, tiny_facts, tiny_target
 from fitted_head import CHAIN, LAYERS, PROMPT, TREE, fitted_head, stopping_at
-from two_layer_head import TwoLayers
 
 from eagle3.decoding.paired import Estimate
 from eagle3.decoding.speculate import Speculator
@@ -126,7 +125,7 @@ def test_the_same_head_twice_is_refused(folders):
     ("config", "message"),
     [
         ({"hidden_size": 32}, r"worse is for a target with hidden_size=32, target\.path=.*tiny has 192; compare"),
-        ({"architectures": [TwoLayers.architecture]}, r"worse is of architectures=\['Two.* replays only eagle3 heads"),
+        ({"head_kind": "nowhere.Kind"}, r"model\.kind=nowhere\.Kind"),
         ({"draft_vocab_size": 2}, "topk=3: .*worse can draft no more than its 2 tokens; lower topk"),
         ({"eagle_config": {IDS: [1, 2, 70]}, IDS: [2, 3, 71]}, "worse: layer ids"),
         ({IDS: [1, 3, 4]}, "worse: .* name different layers"),

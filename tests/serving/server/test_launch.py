@@ -13,7 +13,6 @@ import pytest
 from exported_head import Editable, edit_json
 from serving_fixtures import launch_settings, sglang_site
 from stores import ASSETS
-from two_layer_head import TwoLayers
 
 from eagle3.engine.draft import Draft, write_adaptive
 from eagle3.errors import InputError
@@ -158,9 +157,9 @@ def test_a_head_of_a_kind_that_sglang_does_not_know_is_not_launched(
     tmp_path: Path, exported: Path, target_files: TargetFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     (exported / "training.json").unlink()
-    edit_json(exported / "config.json", architectures=[TwoLayers.architecture])
+    edit_json(exported / "config.json", head_kind="two_layer_head.TwoLayers")
     draft = Draft(head=str(exported), **CHAIN)
     with caplog.at_level("INFO"), pytest.raises(InputError, match="must not be served: servers"):
         launch(launch_settings(tmp_path), target_files, draft, dry_run=True, folder=tmp_path)
-    assert "SGLang cannot: it does not know heads of kind two_layer" in caplog.text
+    assert "no server can serve heads of kind two_layer_head.TwoLayers" in caplog.text
     assert "set it to" not in caplog.text
