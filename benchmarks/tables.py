@@ -190,7 +190,7 @@ def fits() -> str:
             "server",
             "SGLang; vLLM, run on a CPU; llama.cpp with `model=eagle3`; TensorRT-LLM loads such heads, not run here",
         ],
-        ["not covered", "vision, agents' tool turns, DFlash, MTP, training with a live server"],
+        ["not covered", "vision, DFlash, MTP, training with a live server"],
     ]
     return markdown("does it fit? | ", rows)
 
