@@ -40,7 +40,7 @@ def called(chat: Chat, before: Messages, answer_ids: list[int], stored: list[dic
     else:
         own = [(name, _in_order_of(text, arguments)) for name, arguments in wanted]
         ordered = _written(chat, before, _with_calls(stored, own))
-        if _words(text) != _words(ordered[ordered.find(opening) :]):
+        if text.split() != ordered[ordered.find(opening) :].split():
             return None
     if start < 0 or chat.holds_control_token(content):  # other marks stand there than a server would return
         content = ""
@@ -95,9 +95,8 @@ def _opening(chat: Chat, written: str, name: str) -> str:
 
 
 def _end_of_reasoning(chat: Chat, text: str) -> int:
-    return (
-        text.rfind(chat.reasoning.end) + len(chat.reasoning.end) if chat.reasoning and chat.reasoning.end in text else 0
-    )
+    end = chat.reasoning.end if chat.reasoning else ""
+    return text.rfind(end) + len(end) if end and end in text else 0
 
 
 def _call_of(call: dict[str, Any]) -> Call:
@@ -114,10 +113,6 @@ def _with_calls(stored: list[dict[str, Any]], own: list[Call]) -> list[dict[str,
 
 def _in_order_of(text: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {key: arguments[key] for key in sorted(arguments, key=text.find)}
-
-
-def _words(text: str) -> list[str]:
-    return text.split()
 
 
 def _same(calls: list[Call], others: list[Call]) -> bool:

@@ -231,7 +231,7 @@ def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
     if role == "call":
         return {**message, "role": "assistant", "tool_calls": turn["tool_calls"], **_made(turn)}
     if role == "tool":
-        return message | {key: turn[key] for key in ("tool_call_id", "name") if isinstance(turn.get(key), str)}
+        return message | {key: turn[key] for key in ("tool_call_id", "name") if key in turn}
     return message | _made(turn) if role == "assistant" else message
 
 

@@ -107,7 +107,8 @@ class _ToolTurns:
         self.turns: list[Turn] = []
         self.whole = 0
         self.number = 0  # of calls so far
-        self.called: list[tuple[str | None, str]] = []  # the last calls: the row's own id, and the one that is written
+        # The last calls: the row's own id, the one that is written, and the tool's name.
+        self.called: list[tuple[str | None, str, str]] = []
         self.results = 0  # of the last calls
 
     def add(self, role: str, turn: dict) -> None:
@@ -133,9 +134,10 @@ class _ToolTurns:
         written = []
         for call in calls:
             # Some templates want nine letters and digits.
-            self.called.append((call["id"], f"call{self.number:05d}"))
+            id = f"call{self.number:05d}"
             self.number += 1
-            written.append({"type": "function", "id": self.called[-1][1], "function": call["function"]})
+            self.called.append((call["id"], id, call["function"]["name"]))
+            written.append({"type": "function", "id": id, "function": call["function"]})
         if follows and not self.keep_answers:
             self.turns[-1][1]["tool_calls"].extend(written)
         else:
@@ -149,22 +151,25 @@ class _ToolTurns:
             raise _LeftOut(UNREADABLE)
         marked = RESULT.findall(content) if isinstance(content, str) and not RESULT.sub("", content).strip() else []
         for each in [text.strip() for text in marked] or [content]:
-            result = {**turn, self.shape.fields["content"][0]: each}
-            if (id := self._call_of(turn)) is not None:
-                result["tool_call_id"] = id
+            # Only what is in a call, too: no check of a prompt would read another id or name.
+            result = {key: value for key, value in turn.items() if key not in ("tool_call_id", "name")}
+            result[self.shape.fields["content"][0]] = each
+            if (call := self._call_of(turn)) is not None:
+                _, result["tool_call_id"], name = call
+                result |= {"name": name} if turn.get("name") == name else {}
             self.turns.append(("tool", result))
             self.results += 1
 
-    def _call_of(self, turn: dict) -> str | None:
-        """Return the id of the call that has this result: by the row's own ids, or else by order."""
+    def _call_of(self, turn: dict) -> tuple[str | None, str, str] | None:
+        """Return the call that has this result: by the row's own ids, or else by order."""
         own = turn.get("tool_call_id") or turn.get("call_id")
-        ids = [id for id, _ in self.called]
+        ids = [id for id, *_ in self.called]
         if own is None or not any(ids):
             found = self.called[self.results : self.results + 1]
         else:
             found = [call for call in self.called if call[0] == own]
         if found:
-            return found[0][1]
+            return found[0]
         if self.keep_answers:
             return None
         raise _LeftOut(OTHER_RESULT)

@@ -223,6 +223,7 @@ SECRET = "anna.berg@web.de"
     [
         [assistant("", tool_calls=[call()]), result(f"mail {SECRET}")],
         [assistant("", tool_calls=[call(topic=SECRET)]), result("7")],
+        [assistant("", tool_calls=[call(SECRET)]), result(f"to {SECRET}", name=SECRET, tool_call_id=SECRET)],
     ],
 )
 def test_results_and_calls_are_searched_for_personal_data(prepare: Prepare, turns: list[dict]) -> None:
