@@ -81,6 +81,11 @@ def quickstart() -> str:
 
 def best() -> str:
     """The one table of the README."""
+    rows = [*accept_lengths(), training_speed(), *serving_gains(), time_to_head()]
+    return markdown("what | result | compared with", rows)
+
+
+def accept_lengths() -> list[list[str]]:
     rows = []
     default = " / ".join(f"**{on_public_target('heldout', drafts, 'greedy')[0]:.2f}**" for drafts in DRAFTS)
     rows.append(["accept length, chains of 3 / 7 and a tree of 16", default, "1 without a head"])
@@ -118,13 +123,21 @@ def best() -> str:
         for answers in ("one answer", "eight answers")
     )
     rows.append(["eight answers to each prompt, four times the training steps, one seed", eight, f"{one}, one answer"])
+    return rows
+
+
+def training_speed() -> list[str]:
     bf16 = [[next(iter(row["over"][peer].values())) for row in raced(peer)] for peer in PEERS]
     told = " and ".join(f"**{min(ratios):.2f} to {max(ratios):.2f} x**" for ratios in bf16)
     own = [row for row in raced("SpecForge") if "bf16" in row["costs"]]
     default = [row["costs"]["bf16"]["tokens_per_s"] / fastest(row, "SpecForge")["tokens_per_s"] for row in own]
     told += f", with the default recipe {min(default):.2f} to {max(default):.2f} x SpecForge"
     peers = f"{' and '.join(PEERS)} on the same H200, with the peer's optimizer on both sides"
-    rows.append(["training speed at an 8 B's shape, random weights, by document length", told, peers])
+    return ["training speed at an 8 B's shape, random weights, by document length", told, peers]
+
+
+def serving_gains() -> list[list[str]]:
+    rows = []
     cells = served_cells("sglang_bench_smollm2_chain.json")
     for what, key in zip(("time per token", "throughput"), GAINS, strict=True):
         sets = [
@@ -137,13 +150,15 @@ def best() -> str:
     head, plain = (
         f"{1000 * cells['held_out', 1]['sides'][side]['ttft']['median']:.0f} ms" for side in ("head", "plain")
     )
-    rows.append(["serving, time to first token at 1 request", head, f"{plain} without a head"])
+    return [*rows, ["serving, time to first token at 1 request", head, f"{plain} without a head"]]
+
+
+def time_to_head() -> list[str]:
     whole = result("time_to_head.json")
     disk, hours = cost_of_100000(whole)
     cost = f"**{hours:.2f} GPU-hours**, {disk} of disk; with one epoch {whole['for_100000']['gpu_hours']:.2f}"
     extrapolated = f"extrapolated from {whole['conversations']:,} of 384 tokens, random weights, on one H200"
-    rows.append(["100,000 conversations to a head, target of 8 B, the recipe's four epochs", cost, extrapolated])
-    return markdown("what | result | compared with", rows)
+    return ["100,000 conversations to a head, target of 8 B, the recipe's four epochs", cost, extrapolated]
 
 
 def proof() -> str:

@@ -69,25 +69,13 @@ def prepare_prompts(
     work = folder / ".work"
     made_by = {"format": FORMAT, "keep_answers": keep_answers, "rules": rules.inputs()}
 
-    def inputs() -> Any:
-        sources = [
-            {**source.inputs(), "credit": source.terms.credit(), "limit": source.limit, "files": source.fingerprint()}
-            for source in found
-        ]
-        counted = {"limit": settings.limit, "held_out": settings.held_out, "held_out_seed": settings.held_out_seed}
-        return public({**made_by, **counted, "sources": sources})
-
-    current = [ledger for each in folders if (ledger := current_ledger(each, inputs())) is not None]
+    current = [ledger for each in folders if (ledger := current_ledger(each, _inputs(made_by, found, settings)))]
     if len(current) == len(folders):
         for each, ledger in zip(folders, current, strict=True):
             log.info("prompts are up to date: %d in %s", ledger["prompts"], each)
         shutil.rmtree(work, ignore_errors=True)  # of a run that was killed while it removed it
         return current[0]
-    if settings.held_out is None and (held_out / "ledger.json").exists():
-        raise InputError(
-            f"prompts.held_out=null would train on the prompts that an earlier run held out in {held_out}; set "
-            f"prompts.held_out as before, take another out_dir, or delete {held_out.parent}"
-        )
+    _require_held_out_as_before(settings, held_out)
     scanner = Scanner(work / "chunks", found, rules, keep_answers=keep_answers)
 
     def select(sources: list[Source], *, first: int = 0) -> AbstractContextManager["Selected"]:
@@ -104,13 +92,32 @@ def prepare_prompts(
     sets = [*zip(folders, _made(work)[: len(folders)], counts, strict=True)]
     for each, made, _ in sets:
         _require_not_answered(each, made / "prompts.jsonl")
-    ledgers = [_publish(each, made, found, count, traffic, rules, inputs()) for each, made, count in sets]
+    inputs = _inputs(made_by, found, settings)  # a source that grows is another one now
+    ledgers = [_publish(each, made, found, count, traffic, rules, inputs) for each, made, count in sets]
     shutil.rmtree(work)
     for each, ledger in zip(folders, ledgers, strict=True):
         log.info("%d of %d rows are prompts: %s", ledger["prompts"], ledger["rows"], each)
     _log_details(ledgers[0]["sources"].values())
     _warn_of_few(ledgers[0])
     return ledgers[0]
+
+
+def _inputs(made_by: dict[str, Any], found: list[Source], settings: StageSettings) -> Any:
+    """Return everything that the prompts depend on, as the ledger has it."""
+    sources = [
+        {**source.inputs(), "credit": source.terms.credit(), "limit": source.limit, "files": source.fingerprint()}
+        for source in found
+    ]
+    counted = {"limit": settings.limit, "held_out": settings.held_out, "held_out_seed": settings.held_out_seed}
+    return public({**made_by, **counted, "sources": sources})
+
+
+def _require_held_out_as_before(settings: StageSettings, held_out: Path) -> None:
+    if settings.held_out is None and (held_out / "ledger.json").exists():
+        raise InputError(
+            f"prompts.held_out=null would train on the prompts that an earlier run held out in {held_out}; set "
+            f"prompts.held_out as before, take another out_dir, or delete {held_out.parent}"
+        )
 
 
 def _made(work: Path) -> tuple[Path, Path]:
