@@ -1,0 +1,89 @@
+"""The block drafter of docs/how-to/own-head-kind.md: a kind outside the package, through every command of its page."""
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from page_commands import blocks, clone, run_block
+from scripts import run_script
+from stores import ASSETS, ROOT
+
+from eagle3.storage.files import read_jsonl
+
+PAGE = ROOT / "docs" / "how-to" / "own-head-kind.md"
+OURS = ("--config-dir", "team/conf")
+HEAD = "outputs/own_head"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone with the files of the page."""
+    folder = clone(tmp_path_factory.mktemp("blocks"))
+    rows = (
+        {key: value for key, value in row.items() if key != "license"}
+        for row in islice(read_jsonl(ASSETS / "prompts" / "train.jsonl"), 24)
+    )
+    (folder / "FILE.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for block in blocks(PAGE):
+        if block.title:
+            path = folder / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path) -> str:
+    """What the commands of the page say."""
+    [commands] = [block for block in blocks(PAGE) if block.is_command]
+    status, output = run_block(commands.text, folder, small=True)
+    assert status == 0, output
+    return output
+
+
+def refused(folder: Path, name: str, *words: str) -> str:
+    done = run_script(name, *OURS, *words, cwd=folder)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_block_drafter_trains_is_exported_checked_and_decodes_without_loss(folder: Path, said: str) -> None:
+    config = json.loads((folder / HEAD / "config.json").read_text())
+    record = json.loads((folder / HEAD / "training.json").read_text())
+    assert config["head_kind"] == record["kind"] == "blocks.Blocks"
+    assert (config["block_size"], config["num_captured_layers"]) == (4, 5)
+    assert record["accept_length"]["lossless"] in (1.0, None)
+    decoded = next(json.loads(line) for line in said.splitlines() if line.startswith('{"accept_length"'))
+    assert decoded["lossless"] == 1.0 and len(decoded["per_depth"]) == 4
+    assert "reload" in said and "no server can serve heads of kind blocks.Blocks" in said
+    card = (folder / HEAD / "README.md").read_text()
+    assert "no server can serve heads of kind blocks.Blocks" in card and "sglang" not in card
+    rows = json.loads((folder / "outputs/own_compared/compare.json").read_text())["rows"]
+    assert rows and all(row["steps"] == 4 and row["verifications"] > 0 for row in rows)
+
+
+@pytest.mark.usefixtures("said")
+@pytest.mark.parametrize("action", ["launch", "bench", "tune"])
+def test_what_no_server_can_serve_is_refused(action: str, folder: Path) -> None:
+    words = [f"action={action}", "target.path=TARGET", f"head={HEAD}", "hydra.run.dir=outputs/refused"]
+    if action != "launch":
+        words.append("prompts.path=FILE.jsonl")
+    assert f"head={HEAD}: no server can serve heads of kind blocks.Blocks" in refused(folder, "serve", *words)
+
+
+@pytest.mark.usefixtures("said")
+def test_more_steps_than_a_block_are_refused(folder: Path) -> None:
+    decode = ["action=decode", "target.path=TARGET", f"head={HEAD}", "prompts.path=FILE.jsonl", "steps=5"]
+    assert "steps=5: the head, of kind blocks.Blocks, drafts at most 4" in refused(folder, "serve", *decode)
+    train = ["model=blocks", "data.path=outputs/five/features", "hydra.run.dir=outputs/long", "ttt_steps=7"]
+    assert "ttt_steps=7: the head, of kind blocks.Blocks, drafts at most 4" in refused(folder, "train", *train)
+    assert "model.block_size=0" in refused(folder, "train", *train, "model.block_size=0")
+
+
+@pytest.mark.usefixtures("said")
+def test_a_command_that_does_not_find_the_module_says_where_modules_are_found(folder: Path) -> None:
+    done = run_script("serve", "action=check", "target.path=TARGET", f"head={HEAD}", cwd=folder)
+    assert done.returncode == 1
+    assert "model.kind=blocks.Blocks" in done.stderr and "--config-dir" in done.stderr
