@@ -8,6 +8,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of commands too: pytest-xdist runs a proc
 
 import shutil
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     HydraConfig.instance().cfg = None  # of a command that a test before this one has called
+    if chat := sys.modules.get("eagle3.answers.chat"):
+        chat._warn_once.cache_clear()
     whole = any(ASSETS.parent / name in (item.path, item.path.parent) for name in WHOLE_RUNS)
     shapes.update("jaxtyping_disable", whole and not item.get_closest_marker("shapes"))
 

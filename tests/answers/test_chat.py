@@ -266,7 +266,7 @@ def test_a_template_without_bound_for_some_conversations_refuses_those(tmp_path,
     monkeypatch.setattr(template_limits, "CPU_SECONDS", 1)
     path = tmp_path / "long.jinja"
     path.write_text("{% if 'a long' in messages[0].content %}" + source + "{% endif %}" + MESSAGES)
-    require_bounded_template(make_tokenizer("llama3"), SETTINGS | {"template": str(path)})
+    require_bounded_template(make_tokenizer("llama3"), ChatSettings(**SETTINGS | {"template": str(path)}))
     chat = make_chat("llama3", template=str(path), stop_tokens=[])
     with pytest.raises(RefusedConversation, match=rf"{limit}.* for this conversation; .*chat\.template=FILE"):
         chat.prompt([user("a long question of twenty characters")])
