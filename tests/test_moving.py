@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chats import SETTINGS, TEMPLATES, assistant, make_tokenizer, user
 from page_commands import blocks
 from prompt_stage import messages_of, write
 from stores import ASSETS, ROOT
@@ -15,7 +16,6 @@ from eagle3.answers.chat import Chat
 from eagle3.answers.imported import AnswerRow, answer_rows
 from eagle3.prompts.reading.prompt import Refused
 from eagle3.settings.precomputing import ChatSettings
-from tests.answers.test_chat import SETTINGS, TEMPLATES, assistant, make_tokenizer, user
 
 Row = dict[str, Any]
 SYSTEM = {"role": "system", "content": "Answer in French."}

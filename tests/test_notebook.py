@@ -9,13 +9,13 @@ import pytest
 import torch
 from heads import make_head
 from stores import ROOT, random_samples, write_store
+from training_runs import LIGHTNING_WARNS
 
 from eagle3 import notebook
 from eagle3.errors import InputError
 from eagle3.notebook import decode, make_store, open_target, train_head
 from eagle3.storage.lock import hold
 from eagle3.storage.records import read_sealed_json
-from tests.training.test_training import LIGHTNING_WARNS
 
 NOTEBOOK = ROOT / "docs" / "start" / "notebook.ipynb"
 # Fewer prompts and epochs than the notebook shows: the head must still draft what the target says.

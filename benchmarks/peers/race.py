@@ -5,7 +5,7 @@ The rate of a step is also that of speculators, where that package is installed.
     git -C SPECFORGE archive HEAD specforge | tar x -C TREE && git -C SPECFORGE rev-parse HEAD > TREE/COMMIT
     python benchmarks/peers/race.py --specforge TREE --folder DIR --out benchmarks/results/race.json # times steps
     python benchmarks/peers/race.py --specforge TREE --folder DIR --out benchmarks/results/race_heads.json \\
-        --store STORE --target TARGET --held-out FILE # # trains heads
+        --store STORE --target TARGET --held-out FILE # trains heads
     python benchmarks/peers/race.py --specforge TREE --folder DIR --out /tmp/race.json --small # also on the CPU
 
 The step: forward, backward, clipping and optimizer on documents of random numbers, with a head of Llama-3.1-8B's shape,

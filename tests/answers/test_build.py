@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answering import QUICK, prompt
 from exported_head import edit_json
 from protocol_server import ProtocolServer
 from scripts import call_script
@@ -18,7 +19,6 @@ from eagle3.compose import compose_run
 from eagle3.features.concat import open_source
 from eagle3.workers.meter import ProgressBuffer
 from eagle3.workers.task import WorkerId, take_from
-from tests.answers.test_stage import QUICK, prompt
 
 END_OF_TEXT, END_OF_TURN = 0, 2
 

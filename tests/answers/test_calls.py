@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answering import QUICK, errors_of, rows_of, run, write_prompts
+from chats import SETTINGS, assistant, make_tokenizer, user
 from exported_head import tiny_chat
 from stores import ASSETS
 
@@ -17,8 +19,6 @@ from eagle3.answers.generate import generate
 from eagle3.answers.imported import CALL_IN_PARTS, ImportedAnswers, imported_rows
 from eagle3.engine.endpoint import Answer
 from eagle3.settings.precomputing import ChatSettings
-from tests.answers.test_chat import SETTINGS, assistant, make_tokenizer, user
-from tests.answers.test_stage import QUICK, errors_of, rows_of, run, write_prompts
 
 NAME = "look_up_weather"
 PARAMETERS = {"type": "object", "properties": {"town": {"type": "string"}, "days": {"type": "integer"}}}

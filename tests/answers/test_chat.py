@@ -6,6 +6,18 @@ import os
 from functools import cache
 
 import pytest
+from chats import (
+    CONVERSATIONS,
+    SETTINGS,
+    SYSTEM,
+    TEMPLATES,
+    content,
+    decode,
+    loop,
+    make_chat,
+    make_tokenizer,
+    user,
+)
 from stores import ASSETS
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -15,82 +27,6 @@ from eagle3.answers import template_limits
 from eagle3.answers.chat import LOSES_TEXT, Chat, RefusedConversation, require_bounded_template
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import TEMPLATE_PARAMETERS, ChatSettings
-
-CHATML = ["<|im_start|>", "<|im_end|>"]
-LLAMA = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-# name: (special tokens, BOS, end of turn)
-TEMPLATES = {
-    "cohere": (
-        ["<BOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>"],
-        "<BOS_TOKEN>",
-        "<|END_OF_TURN_TOKEN|>",
-    ),
-    "deepseekv3": (
-        ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"],  # noqa: RUF001
-        "<｜begin▁of▁sentence｜>",  # noqa: RUF001
-        "<｜end▁of▁sentence｜>",  # noqa: RUF001
-    ),
-    "gemma3": (["<bos>", "<start_of_turn>", "<end_of_turn>"], "<bos>", "<end_of_turn>"),
-    "glm4moe": (["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"], None, "<|user|>"),
-    "gptoss": (["<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>"], None, "<|return|>"),
-    "lfm2": (["<|startoftext|>", *CHATML], "<|startoftext|>", "<|im_end|>"),
-    "llama3": (LLAMA, "<|begin_of_text|>", "<|eot_id|>"),
-    "llama3_1": (LLAMA, "<|begin_of_text|>", "<|eot_id|>"),
-    "llama3_2": (LLAMA, "<|begin_of_text|>", "<|eot_id|>"),
-    "nemotron_3_nano": ([*CHATML, "<think>", "</think>"], None, "<|im_end|>"),
-    "phi3": (["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"], None, "<|end|>"),
-    "qwen2_5": (CHATML, None, "<|im_end|>"),
-    "qwen3": ([*CHATML, "<think>", "</think>"], None, "<|im_end|>"),
-    "qwen3_instruct_2507": (CHATML, None, "<|im_end|>"),
-}
-
-
-def user(content):
-    return {"role": "user", "content": content}
-
-
-def assistant(content):
-    return {"role": "assistant", "content": content}
-
-
-SYSTEM = {"role": "system", "content": "Answer in French."}
-CONVERSATIONS = {
-    "plain": [user("Two and two?"), assistant("Four, of course.")],
-    "multi-turn": [user("Two and two?"), assistant("Four."), user("Sure?"), assistant("Yes!"), user("Why?")],
-    "system": [SYSTEM, user("Two and two?"), assistant("Quatre.")],
-    "empty answer": [user("Say nothing."), assistant("")],
-    "leading whitespace": [user("  indented\n"), assistant("\n    return 4")],
-}
-
-
-SETTINGS = {
-    "template": None,
-    "template_kwargs": {},
-    "stop_tokens": "auto",
-    "date": "2026-01-01",
-    "reasoning_parser": "auto",
-}
-
-
-def make_tokenizer(name=None):
-    tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny")
-    if name:
-        special, bos, end = TEMPLATES[name]
-        tokenizer.add_tokens(special, special_tokens=True)
-        tokenizer.bos_token = bos
-        tokenizer.eos_token = end
-    return tokenizer
-
-
-def make_chat(name, **changes):
-    tokenizer = make_tokenizer(name)
-    stop_ids = changes.pop("stop_ids", {tokenizer.eos_token_id})
-    settings = {**SETTINGS, "template": str(ASSETS / f"templates/{name}.jinja"), **changes}
-    return Chat(tokenizer, ChatSettings(**settings), stop_ids=stop_ids)
-
-
-def decode(chat, ids):
-    return chat.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
 @pytest.fixture(scope="module", params=TEMPLATES)
@@ -287,11 +223,6 @@ def test_a_template_that_is_stopped_again_and_again_ends_the_run(tmp_path, monke
         chat.prompt([user("long")])
 
 
-def content(chat, answer, prompt=""):
-    prompt_ids, ids = (chat.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, answer))
-    return chat.answer_text(prompt_ids, ids)
-
-
 GPT_OSS = "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
@@ -336,13 +267,6 @@ def test_what_a_server_returns_is_a_setting_of_its_own(parser, answer, wanted):
 
 TURN = "{{ '<|im_start|>' + m.role + '\n' }}{% if WHEN %}TEXT{% endif %}{{ '<|im_end|>\n' }}"
 IMAGES = "{% for part in m.content %}{% if part.type == 'image' %}<image>{% endif %}{% endfor %}"
-
-
-def loop(tmp_path, turn):
-    path = tmp_path / "losing.jinja"
-    end = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    path.write_text("{% for m in messages %}" + turn + "{% endfor %}" + end)
-    return str(path)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,12 @@
 
 import pytest
 import torch
+from families import text_config
+from generation import GREEDY, STOP, answer, hugging_face_greedy
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig, Phi3ForCausalLM
 
 from eagle3.adapters.transformers import CACHE_ROOM, PreallocatedLayer, preallocated_cache
-from eagle3.answers.generate import choose_tokens, generate, sampling_probabilities
-from tests.target.test_capture import text_config
-
-GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
-WARM = {"temperature": 0.9, "top_p": 0.95, "top_k": 50}
-STOP = 2
+from eagle3.answers.generate import choose_tokens, sampling_probabilities
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +23,7 @@ def prompts(tiny_path):
     return [tokenizer(text)["input_ids"] for text in texts]
 
 
-def answer(model, prompts, *, max_new_tokens=40, seeds=None, stop_ids=frozenset({STOP}), **sampling):
-    seeds = list(range(len(prompts))) if seeds is None else seeds
-    return generate(model, prompts, seeds=seeds, max_new_tokens=max_new_tokens, stop_ids=stop_ids, pad_id=0, **sampling)
-
-
-def hugging_face_greedy(model, prompt, max_new_tokens, **options):
-    ids = torch.tensor([prompt])
-    whole = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens, **options
-    )
-    return whole[0, len(prompt) :].tolist()
+WARM = {"temperature": 0.9, "top_p": 0.95, "top_k": 50}
 
 
 def test_greedy_answers_equal_hugging_face_generate(model, prompts):

@@ -7,12 +7,12 @@ import pytest
 import torch
 import transformers
 from fitted_head import make_target
+from generation import GREEDY, answer
 from hybrid_families import FAMILIES, SHAPE, hybrid_config
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.errors import InputError
-from tests.answers.test_generate import GREEDY, answer
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11, 12, 13, 14, 15, 16, 17], [20, 21], [30, 31, 32, 33, 34, 35, 36]]
 

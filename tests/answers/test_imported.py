@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from chats import CONVERSATIONS, SETTINGS, TEMPLATES, assistant, decode, loop, make_chat, user
 
 from eagle3.answers.chat import Chat
 from eagle3.answers.imported import (
@@ -23,7 +24,6 @@ from eagle3.answers.imported import (
     answer_rows,
 )
 from eagle3.settings.precomputing import ChatSettings
-from tests.answers.test_chat import CONVERSATIONS, SETTINGS, TEMPLATES, assistant, decode, loop, make_chat, user
 from tests.answers.tokenizer_kinds import KINDS, texts, tokenizer_of
 
 # What these templates write between the generation prompt and the answer's text; the target need not have written it.

@@ -10,6 +10,7 @@ from typing import Any
 import defaults
 import pytest
 from aiohttp import web
+from answering import answer_by, errors_of, prompt
 from exported_head import tiny_chat
 from protocol_server import ProtocolServer, plain
 from serving_fixtures import environment, launch_settings, serving, sglang_site
@@ -25,7 +26,6 @@ from eagle3.errors import InputError
 from eagle3.storage.files import read_jsonl, write_jsonl
 from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget
-from tests.answers.test_stage import answer_by, errors_of, prompt
 
 GREEDY = defaults.sampling(temperature=0, max_new_tokens=8)
 Rows = dict[str, dict[str, Any]]

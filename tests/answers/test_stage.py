@@ -2,46 +2,34 @@
 
 import json
 from collections import Counter
-from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from answering import BATCHES, QUICK, answer_by, errors_of, prompt, rows_of, run, write_prompts
 from exported_head import tiny_chat
 from prompt_stage import messages_of
 
 import eagle3.answers.huggingface
-from eagle3.answers.answerer import Answering
-from eagle3.answers.build import answer_prompts, import_answers, prompt_limit
 from eagle3.answers.dialogue import NO_CONTENT, Dialogue
 from eagle3.answers.huggingface import HuggingFaceAnswerer
-from eagle3.answers.imported import END_OF_TURN_INSIDE, NOT_THE_TEXT, TWO_ANSWERS, ImportedAnswers
-from eagle3.answers.store import AnswerStore, MadeWith, read_answers
+from eagle3.answers.imported import END_OF_TURN_INSIDE, NOT_THE_TEXT, TWO_ANSWERS
+from eagle3.answers.store import AnswerStore, read_answers
 from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import Sampling
-from eagle3.storage.files import read_jsonl, sha256_file, write_jsonl
+from eagle3.storage.files import read_jsonl, sha256_file
 from eagle3.storage.records import sealed_bytes, write_sealed_json
-from eagle3.workers.in_process import InProcess
 from eagle3.workers.task import take_from
 
-SETTINGS = {
-    "max_new_tokens": 8,
-    "max_prompt_tokens": None,
-    "temperature": 0.7,
-    "top_p": 1.0,
-    "top_k": 0,
-    "seed": 0,
-    "on_length": "keep",
-}
-BATCHES = {"batch_size": 4, "batch_tokens": 4096, "window": 3}
-# The bundled target answers these in 6 to 12 tokens.
-QUICK = [
-    "How is `sympy.polys.monomials.MonomialOps` used?",
-    "Explain `vfield` from `sympy.polys.fields`.",
-    "Explain `to_dict` from `sympy.polys.polyclasses`.",
-]
+
+@pytest.fixture
+def out_dir(tmp_path):
+    singles = [prompt(number, QUICK[number % 3] + "!" * number) for number in range(6)]
+    return write_prompts(tmp_path / "out", [*singles, prompt(6, *QUICK)])
+
+
 SHORTENING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{{ m.content[:3] if m.role == 'assistant' and not loop.last else m.content }}<|im_end|>\n{% endfor %}"
@@ -53,65 +41,6 @@ def shortening_chat(folder):
     """An earlier answer is shortened, as templates do that strip reasoning: the next prompt never continues the row."""
     (folder / "shortening.jinja").write_text(SHORTENING)
     return tiny_chat(template=str(folder / "shortening.jinja"))
-
-
-def prompt(number, *questions):
-    messages = [{"role": "user", "content": question} for question in questions]
-    return {"id": f"p{number}", "source": "test", "license": "MIT", "messages": messages}
-
-
-def write_prompts(out_dir, prompts):
-    write_jsonl(out_dir / "prompts" / "prompts.jsonl", prompts)
-    return out_dir
-
-
-@pytest.fixture
-def out_dir(tmp_path):
-    singles = [prompt(number, QUICK[number % 3] + "!" * number) for number in range(6)]
-    return write_prompts(tmp_path / "out", [*singles, prompt(6, *QUICK)])
-
-
-def rows_of(out_dir):
-    return {row["id"]: row for row in read_jsonl(out_dir / "answers" / "answers.jsonl")}
-
-
-def errors_of(out_dir):
-    return list(read_jsonl(out_dir / "answers" / "errors.jsonl"))
-
-
-def run(target, chat, out_dir, **changes):
-    settings = SETTINGS | BATCHES | changes
-    sampling = Sampling(**{field.name: settings.pop(field.name) for field in fields(Sampling)})
-    batches = {key: settings.pop(key) for key in BATCHES}
-    if imported := settings.pop("imported", None):
-        answers, limit = ImportedAnswers(finish_reason=imported), settings["max_prompt_tokens"]
-        return import_answers(target=target, chat=chat, answers=answers, max_prompt_tokens=limit, out_dir=out_dir)
-    answerer = HuggingFaceAnswerer(target=target, sampling=sampling, **batches)
-    return answer_by(answerer, target, chat, sampling, out_dir, **settings)
-
-
-def answer_by(answerer, target, chat, sampling, out_dir, *, seed=0, max_prompt_tokens=None, on_length="keep"):
-    """Let this process answer the prompts in `out_dir`."""
-    made_with = MadeWith(
-        answers=answerer.name, chat=chat.settings, sampling=asdict(sampling), seed=seed, on_length=on_length
-    )
-    limit = prompt_limit(target.text_config, sampling.max_new_tokens, max_prompt_tokens)
-    parts = {"seed": seed, "max_prompt_tokens": limit, "on_length": on_length}
-
-    @contextmanager
-    def build(place):
-        with answerer:
-            yield Answering(answerer, chat, **parts)
-
-    return answer_prompts(
-        target=target,
-        made_with=made_with,
-        workers=InProcess(),
-        build=build,
-        ahead=1,
-        max_prompt_tokens=max_prompt_tokens,
-        out_dir=out_dir,
-    )
 
 
 @pytest.fixture

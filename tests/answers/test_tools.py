@@ -1,13 +1,13 @@
 """Conversations that offer tools: rendered as the tokenizer itself renders them, or refused where a template cannot."""
 
 import pytest
+from chats import SYSTEM, TEMPLATES, assistant, make_chat, user
 from stores import ASSETS
 
 from eagle3.answers.chat import LOSES_TOOLS, RefusedConversation
 from eagle3.answers.dialogue import CALLS_TOOL, Dialogue
 from eagle3.answers.imported import ImportedAnswers, imported_rows
 from eagle3.engine.endpoint import Answer
-from tests.answers.test_chat import SYSTEM, TEMPLATES, assistant, make_chat, user
 
 TOOLS = [
     {

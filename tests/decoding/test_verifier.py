@@ -2,14 +2,14 @@
 
 import pytest
 import torch
+from families import text_config
 from fitted_head import CHAIN, LAYERS, NEW_TOKENS, PROMPT, TREE, fitted_head, make_target, small_target
+from generation import hugging_face_greedy
 from hybrid_families import hybrid_config
 
 from eagle3.decoding.speculate import Speculator, plain_greedy
 from eagle3.decoding.verifier import verifier
 from eagle3.target.capture import Capture
-from tests.answers.test_generate import hugging_face_greedy
-from tests.target.test_capture import text_config
 
 WINDOWED = ("mistral", "gemma3_text", "gpt_oss", "phi3", "llama4_text")  # shorter than PROMPT
 RECURRENT = ("qwen3_next", "falcon_h1")

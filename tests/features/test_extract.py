@@ -2,23 +2,22 @@
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from extraction import conversation, extract_by, write_answers
 from object_stores import new_folder, running_store
 from stores import open_store
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from eagle3.answers.chat import ids_in_text
-from eagle3.answers.rows import AnsweredRow
-from eagle3.answers.store import AnswerCounts, AnswersManifest, MadeWith, seal_of
 from eagle3.errors import InputError
-from eagle3.features.build import STORED, FeatureSettings, extract_features
+from eagle3.features.build import STORED
 from eagle3.features.concat import open_source
 from eagle3.features.conversation import Conversation
 from eagle3.features.huggingface import HuggingFaceExtractor
@@ -27,34 +26,15 @@ from eagle3.features.manifest import Manifest, read_index, read_manifest
 from eagle3.features.sample import Sample, scaled
 from eagle3.features.shards import ShardWriter
 from eagle3.features.store_writer import StoreWriter
-from eagle3.features.task import Sharding
 from eagle3.features.turns import teacher_positions
 from eagle3.storage.folder import LocalFolder, open_folder
 from eagle3.storage.prefault import sha256_of
-from eagle3.storage.records import sealed_bytes, sealed_line
+from eagle3.storage.records import sealed_bytes
 from eagle3.target.capture import Capture, Features
-from eagle3.target.identity import TargetIdentity
 from eagle3.target.model import Target
-from eagle3.workers.in_process import InProcess
-from eagle3.workers.task import WorkerId
 
 Run = Callable[..., Manifest]
 CAPTURE = [2, 4, 5]  # [2, N//2, N-3] of 8 layers
-
-
-def conversation(number: int, prompt: int, answer: int) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(number)
-    ids = torch.randint(5, 4000, (prompt + answer,), generator=generator).tolist()
-    row = AnsweredRow(
-        id=f"p{number}#0",
-        prompt_id=f"p{number}",
-        source="test",
-        license="MIT",
-        input_ids=ids,
-        turns=[(prompt, prompt + answer)],
-        last_of_prompt=True,
-    )
-    return asdict(row)
 
 
 @pytest.fixture
@@ -62,38 +42,6 @@ def answered(tmp_path: Path, target: Target) -> Path:
     rows = [conversation(number, 3 + number % 5, 2 + number * 7 % 30) for number in range(24)]
     write_answers(tmp_path, target.identity, rows)
     return tmp_path
-
-
-def write_answers(out_dir: Path, identity: TargetIdentity, rows: list[dict], *, complete: bool = True) -> None:
-    (out_dir / "answers").mkdir(parents=True, exist_ok=True)
-    path = out_dir / "answers" / "answers.jsonl"
-    path.write_bytes(b"".join(map(sealed_line, rows)))
-    counts = AnswerCounts(prompts=len(rows), rows=len(rows), turns=0, answer_tokens=0, finish_reasons={}, errors={})
-    manifest = AnswersManifest(
-        format_version=AnswersManifest.FORMAT_VERSION,
-        target=identity,
-        made_with=MadeWith(answers="huggingface", chat={}, sampling=None, seed=None, on_length=None),
-        prompts_sha256="p",
-        complete=complete,
-        counts=counts,
-        files={path.name: seal_of(path)},
-    )
-    (out_dir / "answers" / "manifest.json").write_bytes(sealed_bytes(manifest))
-
-
-def extract_by(extractor: Any, target: Any, out_dir: Path, *, path: Any, shard_mb: float, **settings: Any) -> Manifest:
-    """Let this process extract features of the answers in `out_dir`."""
-    storage = open_folder(path or out_dir / "features", setting="features.path")
-
-    @contextmanager
-    def build(worker: WorkerId) -> Iterator[Sharding]:
-        with extractor:
-            yield Sharding(extractor, storage)
-
-    return extract_features(
-        target=target, settings=FeatureSettings(**settings), workers=InProcess(), build=build, out_dir=out_dir,
-        storage=storage, shard_mb=shard_mb, window_tokens=1,
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -377,14 +325,14 @@ class Refusing(HuggingFaceExtractor):
 
     def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
         samples = 0
-        for conversation in conversations:
+        for each in conversations:
             if samples == self.stops_after:
                 raise InputError("killed")
-            if int(conversation.id[1:-2]) % 5 == 0:
+            if int(each.id[1:-2]) % 5 == 0:
                 self.left_out["refused by the engine: too long"] += 1
             else:
                 samples += 1
-                yield from super().__call__(iter([conversation]))
+                yield from super().__call__(iter([each]))
 
 
 def test_conversations_that_the_engine_refused_are_counted_after_a_resume_too(

@@ -17,6 +17,7 @@ import eagle3_capture
 import pytest
 import torch
 from exported_head import edit_json
+from extraction import conversation, extract_by, write_answers
 from safetensors.torch import save_file
 from serving_fixtures import environment, launch_settings, sglang_site
 from stores import open_store
@@ -35,7 +36,6 @@ from eagle3.settings.precomputing import TargetSettings
 from eagle3.target.capture import default_capture_layers
 from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget, stored_target
-from tests.features.test_extract import conversation, extract_by, write_answers
 
 ENGINE: dict[str, Any] = {
     "required": True, "servers": 1, "memory_gb": 0.5, "timeout_s": 600, "attempts": 3, "give_up_s": 60,

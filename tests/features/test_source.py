@@ -7,6 +7,7 @@ import pytest
 import torch
 from stores import MADE_FROM, TARGET_CONFIG, random_samples, write_store
 from torch import Tensor
+from training_runs import Run
 
 from eagle3.features.index import SampleEntry
 from eagle3.features.sample import Sample
@@ -14,7 +15,6 @@ from eagle3.features.samples import SampleRef, Samples
 from eagle3.features.source import TargetWeights
 from eagle3.features.split import split_fraction
 from eagle3.features.turns import anchors_of
-from tests.training.test_training import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # between Lightning and PyTorch
 

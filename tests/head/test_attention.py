@@ -4,26 +4,21 @@ FlashAttention runs on the CPU too: on `PlainKernel`, which does what the kernel
 """
 
 from bisect import bisect_right
-from contextlib import suppress
-from functools import partial
 
 import pytest
 import torch
 from heads import ragged_samples, ttt_batch
+from kernel_cases import MANY_TURNS, PlainKernel, flash, on_gpu
 from pairs import all_pairs
 from stores import random_sample
 from torch import Tensor
 
 from eagle3.head.attention import KeysValues, MakeAttention, PaddedAttention
 from eagle3.head.batch import TttBatch
-from eagle3.head.fast.flash_attention import FlashAttention
-from eagle3.head.fast.flash_kernels import FlashAttnPackage, TorchFlash
+from eagle3.head.fast.flash_kernels import TorchFlash
 from eagle3.head.fast.varlen_kernel import VarlenKernel
-from eagle3.head.kernels import kernel_backend
-from eagle3.head.segments import Segments
 
 STEPS, QUERY_HEADS, GROUPS, CHANNELS = 4, 4, 2, 6
-MANY_TURNS = [[0, 0, *(turn for i in range(1, 8) for turn in [i] * (1 + i) + [0] * (i % 3)), 0], [1, 1, 1], [0, 1] * 5]
 
 
 class OneByOne:
@@ -44,90 +39,6 @@ class OneByOne:
             weights = (torch.einsum("gpc,ngc->gpn", heads, keys) * heads.shape[-1] ** -0.5).softmax(-1)
             outputs.append(torch.einsum("gpn,ngc->gpc", weights, values.to(weights.dtype)).flatten(0, 1)[None])
         return torch.cat(outputs).to(query.dtype)
-
-
-class PlainKernel:
-    """Attention of each segment with its score matrix, in float32 or wider, returned in the type of the query.
-
-    What no segment covers is nan, as memory may be.
-    """
-
-    def __init__(self) -> None:
-        self.pairs: list[int] = []  # of query and key, of each forward
-        self.tokens: list[int] = []  # whose keys and values it was given
-
-    @torch.autocast("cpu", enabled=False)
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, where: Segments) -> tuple[Tensor, Tensor]:
-        dtype = query.dtype
-        query, key, value = self.wide(query, key, value)
-        output, logsumexp = torch.full_like(query, torch.nan), query.new_full(query.shape[1::-1], torch.nan)
-        self.pairs.append(0)
-        self.tokens.append(len(key))
-        for queries, keys in self.segments(where):
-            scores = self.scores(query[queries], key[keys], where.causal)
-            self.pairs[-1] += int(scores[0].isfinite().sum())
-            logsumexp[:, queries] = scores.logsumexp(-1)
-            output[queries] = torch.einsum("qrt,tqc->rqc", scores.softmax(-1), self.expanded(value[keys], query))
-        return output.to(dtype), logsumexp
-
-    @torch.autocast("cpu", enabled=False)
-    def backward(
-        self,
-        grad_output: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        output: Tensor,
-        logsumexp: Tensor,
-        where: Segments,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        assert all(x.is_contiguous() for x in (grad_output, output, logsumexp))
-        dtype = query.dtype
-        grad_output, query, key, value, output = self.wide(grad_output, query, key, value, output)
-        grad_query, grad_key, grad_value = (torch.full_like(x, torch.nan) for x in (query, key, value))
-        for queries, keys in self.segments(where):
-            scores = self.scores(query[queries], key[keys], where.causal)
-            weights = (scores - logsumexp[:, queries, None]).exp()  # of the softmax that output and log-sum-exp are of
-            grad_weights = torch.einsum("rqc,tqc->qrt", grad_output[queries], self.expanded(value[keys], query))
-            mean = (grad_output[queries] * output[queries]).sum(-1).T
-            grad_scores = weights * (grad_weights - mean[..., None]) * query.shape[-1] ** -0.5
-            grad_query[queries] = torch.einsum("qrt,tqc->rqc", grad_scores, self.expanded(key[keys], query))
-            for grad, parts in (
-                (grad_key, torch.einsum("qrt,rqc->tqc", grad_scores, query[queries])),
-                (grad_value, torch.einsum("qrt,rqc->tqc", weights, grad_output[queries])),
-            ):
-                grad[keys] = parts.unflatten(1, (key.shape[1], -1)).sum(2)
-        return grad_query.to(dtype), grad_key.to(dtype), grad_value.to(dtype)
-
-    @staticmethod
-    def wide(*tensors: Tensor) -> list[Tensor]:
-        return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]
-
-    @staticmethod
-    def segments(where: Segments) -> list[tuple[slice, slice]]:
-        query_bounds, key_bounds = where.query_bounds.tolist(), where.key_bounds.tolist()
-        assert where.most_queries == max(torch.tensor(query_bounds).diff())
-        assert where.most_keys == max(torch.tensor(key_bounds).diff())
-        return [
-            (slice(query_bounds[i], query_bounds[i + 1]), slice(key_bounds[i], key_bounds[i + 1]))
-            for i in range(len(query_bounds) - 1)
-        ]
-
-    @staticmethod
-    def expanded(x: Tensor, query: Tensor) -> Tensor:
-        return x.repeat_interleave(query.shape[1] // x.shape[1], dim=1)
-
-    def scores(self, query: Tensor, key: Tensor, causal: bool) -> Tensor:
-        scores = torch.einsum("rqc,tqc->qrt", query, self.expanded(key, query)) * query.shape[-1] ** -0.5
-        if causal and len(query):
-            assert len(query) <= len(key)
-            seen = torch.ones(len(query), len(key), dtype=torch.bool).tril(len(key) - len(query))
-            scores = scores.masked_fill(~seen, -torch.inf)
-        return scores
-
-
-def flash(kernel: VarlenKernel, device: str = "cpu") -> MakeAttention:
-    return partial(FlashAttention, kernel=kernel, chain_keys=kernel_backend(torch.device(device)).chain_keys)
 
 
 def outputs_and_gradients(
@@ -217,23 +128,6 @@ def test_the_kernels_of_the_installed_pytorch_take_our_arguments(step: int) -> N
         len(batch.anchors),
         len(batch.pack.input_ids),
         len(batch.pack.input_ids),
-    ]
-
-
-def kernels_of_gpu() -> list[VarlenKernel]:
-    found: list[VarlenKernel] = [TorchFlash()]
-    with suppress(ImportError):
-        found.append(FlashAttnPackage())
-    with suppress(ImportError):
-        from eagle3.head.fast.triton_flash import TritonFlash
-
-        found.append(TritonFlash())
-    return found
-
-
-def on_gpu(*devices: str) -> list:
-    return [
-        pytest.param(kernel, *devices, marks=pytest.mark.gpu, id=type(kernel).__name__) for kernel in kernels_of_gpu()
     ]
 
 

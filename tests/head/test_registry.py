@@ -7,6 +7,7 @@ import torch
 from exported_head import export_head
 from fitted_head import CHAIN, LAYERS, PROMPT, TREE, fitted_head, small_target
 from stores import random_samples, write_store
+from training_runs import Run
 from two_layer_head import TwoLayerHead
 
 from eagle3.decoding.batched_trees import BatchedTrees, SteppedTrees
@@ -19,7 +20,6 @@ from eagle3.head_files.files import read_files
 from eagle3.head_files.format import load_head
 from eagle3.serving.head.export import read_trained
 from eagle3.target.capture import Capture
-from tests.training.test_training import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # between Lightning and PyTorch
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from families import OPTIONS
 from transformers import AutoTokenizer
 
 from eagle3.errors import InputError
 from eagle3.target.files import read_target_files
 from eagle3.target.model import load_target
-from tests.target.test_model import OPTIONS
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 URL = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"

@@ -9,17 +9,15 @@ import pytest
 import torch
 import transformers
 from exported_head import edit_json
+from families import OPTIONS, TINY
 from safetensors.torch import load_file, save_file
 from scripts import composed
-from stores import ASSETS, CONF
+from stores import CONF
 
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import TargetSettings
 from eagle3.target.identity import require_same_target
 from eagle3.target.model import load_target
-
-TINY = ASSETS / "tiny"
-OPTIONS = {"device": "cpu", "check_health": False}
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from families import FAMILIES, SHAPE, WRAPPERS, build_model, save_with_tokenizer
 from safetensors.torch import load_file, save_file
 
 from eagle3.adapters.transformers import text_part
@@ -15,7 +16,6 @@ from eagle3.target.facts import target_config
 from eagle3.target.model import Target, load_target
 from eagle3.target.stored import StoredTarget, stored_target
 from eagle3.target.tensors import INDEX
-from tests.target.test_capture import FAMILIES, SHAPE, WRAPPERS, build_model, save_with_tokenizer
 
 
 def stored(folder: Path | str) -> StoredTarget:

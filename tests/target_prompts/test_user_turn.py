@@ -3,6 +3,8 @@
 import defaults
 import pytest
 import transformers
+from chats import SETTINGS, TEMPLATES, make_chat, make_tokenizer
+from families import OPTIONS, text_config
 from stores import ASSETS
 
 from eagle3.answers.chat import Chat
@@ -16,10 +18,7 @@ from eagle3.target_prompts.user_turn import NO_END, REWRITTEN, first_user_turn, 
 from eagle3.target_prompts.written import NO_ROOM, Sample, Writing
 from eagle3.workers.meter import ProgressBuffer
 from eagle3.workers.task import take_from
-from tests.answers.test_chat import SETTINGS, TEMPLATES, make_chat, make_tokenizer
 from tests.answers.tokenizer_kinds import KINDS, tokenizer_of
-from tests.target.test_capture import text_config
-from tests.target.test_model import OPTIONS
 
 SYSTEM = "You are a coding assistant for SQL."
 # Template → what ends a user's turn in it, where that is not what ends the target's.

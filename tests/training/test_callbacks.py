@@ -8,12 +8,11 @@ from threading import Semaphore
 from types import SimpleNamespace
 from typing import Any
 
-import lightning
 import pytest
 import torch
 from feature_data import feature_data
 from stores import random_samples, write_store
-from torch.utils._python_dispatch import TorchDispatchMode
+from training_runs import LIGHTNING_WARNS, CountPerStep, Run
 
 from eagle3.data import loader
 from eagle3.data.datamodule import FeatureData
@@ -22,37 +21,9 @@ from eagle3.data.plan import PlannedPack
 from eagle3.training import callbacks
 from eagle3.training.callbacks import BestCheckpoint, RunProgress, warn_of_little
 from eagle3.training.module import HeadTraining
-from tests.training.test_training import LIGHTNING_WARNS, Run
 
 pytestmark = LIGHTNING_WARNS
 LOG_EVERY = 5
-
-
-class NumbersRead(TorchDispatchMode):
-    """Counts what a GPU would make the host wait for: a tensor's value or a shape that depends on values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += operator.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "masked_select", "equal")
-        return operator(*args, **(kwargs or {}))
-
-
-class CountPerStep(lightning.Callback):
-    def __init__(self) -> None:
-        self.mode = NumbersRead()
-        self.at_start: list[int] = []
-
-    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-        self.mode.__enter__()
-
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        self.at_start.append(self.mode.count)
-
-    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-        self.mode.__exit__(None, None, None)
 
 
 def test_a_step_reads_no_number_but_where_it_logs(

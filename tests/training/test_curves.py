@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 from matplotlib import image
+from training_runs import LIGHTNING_WARNS, Start
 
 from eagle3.errors import Interrupted
 from eagle3.training.curves import PANELS, Curve, draw, main, read_curves
-from tests.training.test_training import LIGHTNING_WARNS, Start, train
-
-__all__ = ["train"]
 
 pytestmark = LIGHTNING_WARNS
 CURVES = "callbacks.curves={_target_: eagle3.training.curves.Curves, run_dir: '${run_dir}'}"

@@ -22,6 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from serving_fixtures import free_port
 from stores import random_samples, write_store
 from torch.distributed.tensor import DTensor
+from training_runs import CountPerStep, Recorder
 
 from eagle3.commands.train import build_trainer, build_training
 from eagle3.compose import compose_run
@@ -36,8 +37,6 @@ from eagle3.settings.training import TrainRun
 from eagle3.training import callbacks
 from eagle3.training.module import HeadTraining, ranks_of_machine
 from eagle3.training.muon import DividedMuon, PortableMuon
-from tests.training.test_callbacks import CountPerStep
-from tests.training.test_training import Recorder
 
 pytestmark = pytest.mark.slow
 RANKS, EPOCHS, CLIP = 2, 2, 0.05  # clipped in every step: the norm must be that of the whole batch's gradient

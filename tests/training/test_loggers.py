@@ -14,14 +14,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict, read_write
 from scripts import composed, run_script
 from stores import ROOT
+from training_runs import LIGHTNING_WARNS, SHORT, Run, sweep
 
 from eagle3.commands.train import build_loggers
 from eagle3.errors import InputError
 from eagle3.settings.parts import plain
 from eagle3.training import loggers
 from eagle3.training.loggers import EXTRAS, MetricsCSV, WandbRun, log_settings, searchable
-from tests.training.test_sweep import SHORT, sweep
-from tests.training.test_training import LIGHTNING_WARNS, Run
 
 
 def rows(directory: Path) -> list[dict[str, str]]:

@@ -13,10 +13,10 @@ from scripts import composed
 from stores import in_fp8, random_samples, write_store
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from training_runs import LIGHTNING_WARNS, Run
 
 from eagle3.commands.train import chosen_precision, trains_on_several
 from eagle3.data.pack import OnDevice, pack_samples
-from tests.training.test_training import LIGHTNING_WARNS, Run
 
 pytestmark = LIGHTNING_WARNS
 

@@ -14,11 +14,11 @@ import pytest
 from heads import make_head
 from scripts import run_script
 from stores import ROOT, in_float32, random_sample, write_store
+from training_runs import LIGHTNING_WARNS, Run
 
 from eagle3.errors import Interrupted
 from eagle3.training.optim import AdamWCosine
 from eagle3.training.resume import read_resumed
-from tests.training.test_training import LIGHTNING_WARNS, Run
 
 pytestmark = LIGHTNING_WARNS
 PEAK, PACKS, EPOCHS = 3e-3, 16, 3

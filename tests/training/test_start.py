@@ -9,6 +9,7 @@ import torch
 from exported_head import Editable, as_specforge, as_speculators, export_head, with_origin
 from safetensors.torch import load_file, save_file
 from stores import open_store
+from training_runs import Run, Start
 
 from eagle3.errors import InputError
 from eagle3.features.store import FeatureStore
@@ -17,9 +18,7 @@ from eagle3.head_files.record import read_record
 from eagle3.serving.head.export import read_trained
 from eagle3.storage.files import sha256_file
 from eagle3.training.resume import read_resumed, require_checkpoint_fits
-from tests.training.test_training import Run, Start, store_path, train, whole_run
 
-__all__ = ["store_path", "train", "whole_run"]
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # between Lightning and PyTorch
 
 ONE_EPOCH = "trainer.max_epochs=1"
@@ -49,11 +48,11 @@ def validation(run: Run) -> dict[str, float]:
     [("EAGLE-3", "ours"), ("EAGLE-3.1", "SpecForge"), ("one norm before fc", "speculators")],
 )
 def test_the_first_validation_is_that_of_the_head(
-    options: str, layout: str, train: Start, whole_run: Start, store_path: Path, tmp_path: Path
+    options: str, layout: str, train: Start, whole_run: Start, training_store: Path, tmp_path: Path
 ) -> None:
     old = whole_run(*OPTIONS[options], ONE_EPOCH)
     head = Editable(exported(old, tmp_path / "head"))
-    LAYOUTS[layout](head, open_store(store_path))
+    LAYOUTS[layout](head, open_store(training_store))
     head.save()
     new = train("new", f"init_from={head.path}", "callbacks.throughput=null")  # which counts on a training
     loaded = load_head(head.path, num_layers=8).head

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples, ttt_batch
+from kernel_cases import MANY_TURNS, PlainKernel
 from pairs import all_pairs
 from stores import random_sample
 from torch import Tensor
@@ -22,7 +23,6 @@ from eagle3.head.segments import Segments
 from eagle3.head.unroll import unroll
 from eagle3.training.optim import trained
 from eagle3.training.step_graphs import Sizes, StaticBatch
-from tests.head.test_attention import MANY_TURNS, PlainKernel
 
 STEPS = 3
 IN_STEP = {"anchors_in_step": 41.5, "samples_in_step": 3.5}

@@ -16,6 +16,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from scripts import Script, run_script
 from stores import ROOT
+from training_runs import sweep, sweep_command
 
 from eagle3.errors import install_command
 from eagle3.messages import wrong_override
@@ -23,7 +24,6 @@ from eagle3.storage.lock import hold
 from eagle3.storage.records import write_sealed_json
 from eagle3.training.sweep import RankedTable, ranked_table, read_jobs
 
-SHORT = ("data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu", "trainer.max_epochs=1", "progress=false")
 METRIC = "val/served_accept_length_3"
 
 
@@ -201,14 +201,6 @@ LAUNCHERS = [
     (("hydra/launcher=submitit_local",), "hydra_submitit_launcher"),
     (("hydra/launcher=ray", "+hydra.launcher.ray.remote.num_cpus=1"), "hydra_ray_launcher"),
 ]
-
-
-def sweep_command(store: Path, folder: Path, *arguments: str) -> list[str]:
-    return ["-m", f"data.path={store}", *SHORT, f"hydra.sweep.dir={folder}", *arguments]
-
-
-def sweep(store: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_script("train", *sweep_command(store, folder, *arguments), env={"RAY_USAGE_STATS_ENABLED": "0"})
 
 
 @pytest.mark.slow

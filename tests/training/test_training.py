@@ -1,13 +1,9 @@
 """Training as users run it (Hydra config, Lightning trainer) on a small store: learning, resume, errors."""
 
-import csv
 import json
 import re
 import shutil
-import signal
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +13,8 @@ import torch
 from heads import ttt_batch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from stores import IDENTITY, ROOT, grow_store, random_samples, write_store
+from training_runs import LIGHTNING_WARNS, Run, Start, metrics
 
-from eagle3.commands.train import build_loggers, build_training, chosen_precision
-from eagle3.compose import compose_run
 from eagle3.errors import InputError, Interrupted
 from eagle3.head.divergence import OfLogProbabilities
 from eagle3.head.fast.chunked_loss import ChunkedLoss
@@ -27,33 +22,10 @@ from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.layer import PlainLayer
 from eagle3.head.loss import UnrollLoss, plain_loss
 from eagle3.head.simulate_decoding import simulate_rounds
-from eagle3.settings.training import TrainRun
 from eagle3.storage.folder import LocalFolder
 from eagle3.training.resume import read_resumed, require_checkpoint_fits
 
-LIGHTNING_WARNS = pytest.mark.filterwarnings(
-    "ignore:.*GPU available but not used.*",
-    "ignore:.*does not have many workers.*",
-    "ignore:.*treespec, LeafSpec.*",
-    "ignore:Checkpoint directory.*",
-)
 pytestmark = LIGHTNING_WARNS
-
-
-Start = Callable[..., "Run"]
-
-
-class Recorder(lightning.Callback):
-    """Notes epoch, samples and number of anchors of every batch; can send a signal after a number of batches."""
-
-    def __init__(self, signal_after: int | None = None) -> None:
-        self.batches: list[tuple[int, tuple[str, ...], int]] = []
-        self.signal_after = signal_after
-
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.batches.append((trainer.current_epoch, batch.pack.sample_ids, batch.num_anchors))
-        if len(self.batches) == self.signal_after:
-            signal.raise_signal(signal.SIGINT)
 
 
 class OtherLoss(UnrollLoss):
@@ -96,71 +68,6 @@ class DiesAtBatch(lightning.Callback):
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == self.batch:
             raise RuntimeError("killed")
-
-
-class Run:
-    """One training in `directory`."""
-
-    def __init__(self, directory: Path, store: Path, *overrides: str, signal_after: int | None = None) -> None:
-        run = composed(directory, store, *overrides)
-        lightning.seed_everything(run.seed, verbose=False)
-        resumed = read_resumed(run.ckpt_path)
-        self.data, self.module = build_training(run, resumed and resumed.record.origin)
-        self.recorder = Recorder(signal_after)
-        callbacks = [callback.build() for callback in run.chosen_callbacks.values()]
-        loggers = build_loggers(run, resumed.global_step if resumed else 0)
-        precision = chosen_precision(run.trainer.keys["precision"], run.trainer.keys["accelerator"])
-        trainer = run.trainer.with_keys(precision=precision)
-        self.trainer = trainer.build(callbacks=[*callbacks, self.recorder], logger=loggers)
-        self.checkpoint = run.ckpt_path
-        self.directory = directory
-
-    def fit(self) -> "Run":
-        self.trainer.fit(self.module, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
-        return self
-
-    @property
-    def weights(self) -> dict[str, torch.Tensor]:
-        return {name: parameter.detach().clone() for name, parameter in self.module.head.named_parameters()}
-
-
-def composed(directory: Path, store: Path, *overrides: str) -> TrainRun:
-    settings = [
-        f"data.path={store}", f"run_dir={directory}", "data.pack_tokens=48", "data.val_fraction=0.2", "ttt_steps=3",
-        "trainer=cpu", "trainer.max_epochs=3", "trainer.enable_progress_bar=false", "trainer.log_every_n_steps=1",
-        "callbacks.progress=null", "callbacks.curves=null", "callbacks.last.every_n_steps=5", "optim.lr=3e-3",
-        "callbacks.last.min_seconds=0",
-    ]  # fmt: skip
-    return compose_run("train", *settings, *overrides)
-
-
-def metrics(done: Run) -> list[dict[str, str]]:
-    return list(csv.DictReader((done.directory / "metrics.csv").read_text().splitlines()))
-
-
-@pytest.fixture(scope="module")
-def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of all tests here: none writes to it. An epoch has 6 packs."""
-    return write_store(tmp_path_factory.mktemp("store") / "features", random_samples(26))
-
-
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory: pytest.TempPathFactory, store_path: Path) -> Start:
-    """Train with these settings from begin to end, once for all tests here."""
-
-    @cache
-    def whole(*overrides: str) -> Run:
-        return Run(tmp_path_factory.mktemp("whole"), store_path, *overrides).fit()
-
-    return whole
-
-
-@pytest.fixture
-def train(tmp_path: Path, store_path: Path) -> Start:
-    def start(name: str, *overrides: str, signal_after: int | None = None) -> Run:
-        return Run(tmp_path / name, store_path, *overrides, signal_after=signal_after)
-
-    return start
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])

@@ -5,13 +5,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from steady_pool import SteadyPool
 
 from eagle3.workers.continued import Continued
 from eagle3.workers.driver import Driver
 from eagle3.workers.in_process import InProcess
 from eagle3.workers.meter import Progress, ProgressBuffer
 from eagle3.workers.task import Keyed, Take, Task, WorkerId, Workers
-from tests.workers.test_driver import SteadyPool
 
 
 class Built:

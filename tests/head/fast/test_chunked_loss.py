@@ -7,6 +7,7 @@ import pytest
 import torch
 from divergences import BY_NAME, each_divergence
 from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples, ttt_batch
+from kernel_cases import TOKEN, chunked, random_turns
 from pairs import all_pairs
 from stores import random_sample, with_last_in_float32
 from torch import Tensor
@@ -18,27 +19,13 @@ from eagle3.head.anchors import pairs_before
 from eagle3.head.batch import TttBatch
 from eagle3.head.divergence import Divergence
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.fast.chunked_loss import ChunkedLoss, even_chunks
-from eagle3.head.fast.products import Products
-from eagle3.head.kernels import kernel_backend
+from eagle3.head.fast.chunked_loss import even_chunks
 from eagle3.head.loss import ComputeLoss, UnrollLoss, UnrollMetrics, plain_loss
 from eagle3.head.unroll import unroll
 from eagle3.target.facts import PLAIN, LogitTransform
 
 STEPS = 3
-TOKEN = UnrollLoss(decay=0.8, normalize="token")
 GRADIENTS = ["norm.weight", "lm_head.weight", *(f"step {k}" for k in range(STEPS))]
-
-
-def random_turns(seed: int) -> list[int]:
-    """Prompts and answers of 0 … 8 tokens in any order; answers may follow one another, begin or end the sample."""
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(0, 9, (6,), generator=generator).tolist()
-    is_answer = torch.randint(0, 2, (6,), generator=generator).tolist()
-    return [
-        0,
-        *(turn * answer for turn, (n, answer) in enumerate(zip(lengths, is_answer, strict=True)) for _ in range(n)),
-    ]
 
 
 @pytest.fixture(params=range(2))
@@ -48,11 +35,6 @@ def batch(request: pytest.FixtureRequest) -> TttBatch:
         return ttt_batch(ragged_samples(), ttt_steps=STEPS)
     samples = [random_sample(random_turns(10 * request.param + number), seed=number) for number in range(5)]
     return ttt_batch(samples, ttt_steps=STEPS, anchors_in_step=41.5, samples_in_step=3.5)
-
-
-def chunked(chunk: int, device: str = "cpu") -> ChunkedLoss:
-    kernels = kernel_backend(torch.device(device))
-    return ChunkedLoss(chunk=chunk, make_products=Products, elementwise=kernels.elementwise, kernel=kernels.loss)
 
 
 def run(

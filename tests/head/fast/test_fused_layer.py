@@ -5,83 +5,46 @@ On the CPU it runs on the references of its kernels (test_elementwise.py), all e
 
 import math
 from collections import defaultdict
-from functools import partial
 from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
-from heads import EMBEDDING, LLAMA3, TEACHER_HEAD, make_head, ragged_samples, ttt_batch
+from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples, ttt_batch
+from kernel_cases import (
+    HEADS,
+    LOSSES,
+    MANY_TURNS,
+    TOKEN,
+    PlainKernel,
+    chunked,
+    errors,
+    exact_and_in_bf16,
+    flash,
+    fused,
+    on_gpu,
+    random_turns,
+    step,
+)
 from pairs import all_pairs
-from stores import HIDDEN, VOCAB, random_sample, with_last_in_float32
+from stores import random_sample
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from eagle3.head.attention import KeysValues, MakeAttention, PaddedAttention
+from eagle3.head.attention import KeysValues, PaddedAttention
 from eagle3.head.batch import TttBatch
-from eagle3.head.draft_head import DraftHead
-from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.fast.fused_weights import Matrix
-from eagle3.head.fast.products import Products
 from eagle3.head.fast.varlen_kernel import VarlenKernel
-from eagle3.head.kernels import kernel_backend
-from eagle3.head.layer import MakeLayer, PlainLayer
-from eagle3.head.loss import ComputeLoss, UnrollLoss, plain_loss
+from eagle3.head.layer import PlainLayer
 from eagle3.head.unroll import unroll
-from tests.head.fast.test_chunked_loss import TOKEN, chunked, random_turns
-from tests.head.test_attention import MANY_TURNS, PlainKernel, flash, on_gpu
 
-YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32}
-HEADS = {
-    "EAGLE-3": {},
-    "EAGLE-3.1": {"fc_norm": True, "norm_output": True},
-    "one norm before fc": {"norm_before_fc": True, "norm_output": True},
-    "llama3": {"rope_parameters": LLAMA3},
-    "yarn": {"rope_parameters": YARN, "num_kv_heads": 4, "head_dim": 6},
-}
 ATTENTIONS = {"padded": PaddedAttention, "flash": flash(PlainKernel())}
-Loss = tuple[UnrollLoss, ComputeLoss]
-SEQUENCE = UnrollLoss(decay=0.8, normalize="sequence")
-LOSSES: dict[str, Loss] = {"plain": (TOKEN, plain_loss), "chunked": (SEQUENCE, chunked(7))}
-
-
-def fused(device: str = "cpu") -> MakeLayer:
-    """On the references of its kernels, or on a GPU's."""
-    elementwise = kernel_backend(torch.device(device)).elementwise
-    return partial(FusedLayer, elementwise=elementwise, make_products=Products)
 
 
 def make_pack(ttt_steps: int, seed: int = 0) -> TttBatch:
     """Prompts and answers of 0 … 8 tokens in any order."""
     samples = [random_sample(random_turns(10 * seed + number), seed=number) for number in range(5)]
     return ttt_batch([*samples, *ragged_samples()], ttt_steps=ttt_steps, anchors_in_step=41.5, samples_in_step=3.5)
-
-
-def step(
-    layer: MakeLayer,
-    head: DraftHead,
-    embedding: Tensor,
-    teacher_head: Tensor,
-    packs: list[TttBatch],
-    ttt_steps: int,
-    attention: MakeAttention = PaddedAttention,
-    loss_of: Loss = LOSSES["chunked"],
-) -> dict[str, Tensor]:
-    """Loss and every parameter's gradient, summed over packs."""
-    head.zero_grad()
-    objective, compute = loss_of
-    loss = torch.zeros((), device=embedding.device)
-    for batch in packs:
-        with torch.autocast(embedding.device.type, torch.bfloat16, enabled=embedding.dtype == torch.bfloat16):
-            hidden = unroll(head, embedding, batch, ttt_steps, attention, layer)
-            part, _ = objective(head, hidden, teacher_head, batch, compute)
-        part.backward()
-        loss = loss + part.detach()
-    return {"loss": loss, **{name: parameter.grad.clone() for name, parameter in head.named_parameters()}}
-
-
-def errors(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
-    return {name: float((ours[name].cpu() - theirs[name]).norm() / theirs[name].norm()) for name in theirs}
 
 
 @all_pairs(options=HEADS, attention=[*ATTENTIONS], ttt_steps=[1, 4], loss=[*LOSSES])
@@ -110,9 +73,9 @@ def test_without_gradients_the_outputs_are_those_of_the_plain_layer() -> None:
     with torch.inference_mode():
         outputs = unroll(head, EMBEDDING, batch, 3, make_layer=fused())
     assert not any(output.requires_grad for output in outputs)
-    for step, (output, plain) in enumerate(zip(outputs, expected, strict=True)):
-        trained = batch.anchor_steps > step
-        assert 0 < trained.sum() < len(trained) or step == 0
+    for number, (output, plain) in enumerate(zip(outputs, expected, strict=True)):
+        trained = batch.anchor_steps > number
+        assert 0 < trained.sum() < len(trained) or number == 0
         torch.testing.assert_close(output[trained], plain[trained].detach())
 
 
@@ -152,29 +115,6 @@ def test_a_second_backward_pass_is_refused_and_not_wrong() -> None:
     outputs[-1].sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         outputs[-1].sum().backward()
-
-
-def exact_and_in_bf16(
-    options: dict, seed: int, device: str, layer: MakeLayer | None = None, loss: ComputeLoss | None = None
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Errors of the plain layer, and of `layer` and `loss`, under autocast on the device against float64 on the CPU."""
-    generator = torch.Generator().manual_seed(seed)
-    batch = ttt_batch([random_sample([0] * 9 + [1] * 60, seed=10 * seed + i) for i in range(4)], ttt_steps=3)
-    head = make_head(seed=seed, **options)
-    embedding, teacher_head = (
-        torch.randn(size, HIDDEN, generator=generator).bfloat16() for size in (VOCAB, len(head.draft_ids))
-    )
-    for parameter in head.parameters():  # the same numbers in every precision
-        parameter.data.copy_(parameter.data.bfloat16())
-    exact = step(PlainLayer, head, embedding.double(), teacher_head.double(), [batch], 3)
-    head = head.float().to(device)
-    batch = with_last_in_float32(batch.to(torch.device(device)))  # float64 has no kernels
-    embedding, teacher_head = embedding.to(device), teacher_head.float().to(device)
-    plain, fast = (
-        step(each, head, embedding, teacher_head, [batch], 3, loss_of=(SEQUENCE, compute))
-        for each, compute in ((PlainLayer, chunked(7, device)), (layer or fused(device), loss or chunked(7, device)))
-    )
-    return errors(plain, exact), errors(fast, exact)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples, ttt_batch
+from kernel_cases import HEADS, SEQUENCE, Loss, chunked, errors, exact_and_in_bf16, fused, step
 from torch import Tensor
 from triton_interpreter import in_triton
 
@@ -14,8 +15,6 @@ from eagle3.head.fast.elementwise import Elementwise
 from eagle3.head.fast.products import Float8Products, Products
 from eagle3.head.kernels import kernel_backend
 from eagle3.head.layer import MakeLayer, PlainLayer
-from tests.head.fast.test_chunked_loss import chunked
-from tests.head.fast.test_fused_layer import HEADS, SEQUENCE, Loss, errors, exact_and_in_bf16, fused, step
 
 SHAPES = [(1, 16, 16), (5, 32, 48), (300, 208, 64)]  # rows, input, output
 

@@ -29,8 +29,9 @@ def segments(*, causal: bool) -> Segments:
 
 def kernels_equal_plain_attention(device: str) -> None:
     """Views of wider projections, as training hands over; output and log-sum-exp that other parts were merged into."""
+    from kernel_cases import PlainKernel
+
     from eagle3.head.fast.triton_flash import TILES, Tile, Tiles, TritonFlash
-    from tests.head.test_attention import PlainKernel
 
     generator = torch.Generator().manual_seed(0)
     plain = PlainKernel()

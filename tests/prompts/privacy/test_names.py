@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from privacy_checks import build_privacy, contents, prompt
 from prompt_stage import default_settings
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -18,7 +19,6 @@ from eagle3.prompts.privacy.policy import BY_A_WORD
 from eagle3.prompts.rules import Rules
 from eagle3.settings.prompts import PromptSettings
 from eagle3.settings.types import validated
-from tests.prompts.privacy.test_policy import build_privacy, contents, prompt
 
 LABELS = ["O", "B-GIVEN_NAME", "I-SURNAME", "B-CITY", "B-STREET_NAME", "I-STREET_NAME"]
 NAMES = {"ada": 1, "lovelace": 2, "london": 3, "elm": 4, "road": 5}

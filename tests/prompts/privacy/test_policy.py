@@ -5,24 +5,13 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from omegaconf import OmegaConf
-from scripts import composed
-from stores import CONF
+from privacy_checks import build_privacy, contents, prompt
 
 from eagle3.errors import InputError
-from eagle3.prompts import Prompt
 from eagle3.prompts.privacy import Privacy, Span
 from eagle3.prompts.privacy.policy import BY_A_WORD
-from eagle3.settings.parts import Part
-from eagle3.settings.types import validated
 
 EMAIL, CARD, PHONE = "anna.berg@web.de", "4539 5787 6362 1486", "+49 30 901820"
-
-
-def build_privacy(*overrides: str, policy: str = "patterns") -> Privacy:
-    return validated(
-        Part, OmegaConf.to_container(composed(None, f"+privacy={policy}", *overrides, conf=CONF / "prompts").privacy)
-    ).build()
 
 
 def with_actions(**actions: str) -> Privacy:
@@ -32,16 +21,6 @@ def with_actions(**actions: str) -> Privacy:
 @pytest.fixture(scope="module")
 def privacy() -> Privacy:
     return build_privacy()
-
-
-def prompt(*contents: str, roles: tuple[str, ...] = ("user", "assistant")) -> Prompt:
-    messages = [{"role": roles[index % len(roles)], "content": content} for index, content in enumerate(contents)]
-    return Prompt(id="1", source="s", license="MIT", messages=messages)
-
-
-def contents(changed: Prompt | None) -> list[str]:
-    assert changed is not None
-    return [message["content"] for message in changed.messages]
 
 
 def test_a_clean_prompt_passes_as_it_came(privacy):

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from privacy_checks import build_privacy
 from stores import ASSETS
 
 from eagle3.prompts.privacy.ids import CLEAR, NAMES, check_of
 from eagle3.prompts.privacy.policy import readable
 from eagle3.prompts.privacy.recogniser import Span, has_context, words
-from tests.prompts.privacy.test_policy import build_privacy
 
 HEX, MIXED = "7d0f1b9e4c2a8d6f3b5e7c9a1f0d2b4e", "bK3xQ9vRt7LzW2mPd8NfY5hJc1GsTa6E4uQw0ZxC"
 PEM = base64.b64encode(f"-----BEGIN PRIVATE KEY-----\n{MIXED * 8}".encode()).decode()
