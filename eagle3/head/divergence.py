@@ -1,23 +1,26 @@
 """Divergences of the draft's distribution from the target's, which a loss sums over anchors and steps.
 
 Each has a value, which the plain loss differentiates by autograd, and a gradient, which the chunked loss writes over
-the logits (tests/head/test_divergence.py compares the two). q is the draft's distribution, p the
-target's, both over the draft vocabulary.
+the logits (tests/head/test_divergence.py compares the two). Ours have it written by hand; a function of your own
+(`PlainDivergence`) is differentiated. q is the draft's distribution, p the target's, both over the draft vocabulary.
 
 Shapes: M rows, D draft vocabulary.
 """
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from eagle3.errors import InputError
-from eagle3.settings.training import TvSettings
+from eagle3.errors import InputError, first_line
+from eagle3.settings.parts import imported
+from eagle3.settings.training import FunctionSettings, TvSettings
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +116,36 @@ class NegativeLogAcceptance(OfLogProbabilities):
         return torch.minimum(draft, target).softmax(-1) * ((draft - target).sign() - 1) / 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlainDivergence(FunctionSettings):
+    """A function of the logits of draft and target, both (M, D), that returns a value for each row.
+
+    Autograd differentiates it, in the chunked loss once for each chunk."""
+
+    def __post_init__(self) -> None:
+        _ = self.of_logits  # what cannot be imported is refused when the loss is built
+
+    @cached_property
+    def of_logits(self) -> Callable[[Logits, Logits], PerRow]:
+        found = imported(self.function, FUNCTION)
+        if not callable(found):
+            raise InputError(f"{FUNCTION}={self.function} is no function; give one of the logits of draft and target")
+        return found
+
+    def of_target(self, logits: Logits) -> Logits:
+        return logits
+
+    def value(self, logits: Logits, log_sum: PerRow, target: Logits) -> Tensor:  # its shape is verified at the start
+        return self.of_logits(logits, target)
+
+    def gradient(self, logits: Logits, log_sum: PerRow, target: Logits) -> Logits:
+        with torch.inference_mode(False), torch.enable_grad():  # clones, as in `slopes`
+            logits = logits.clone().requires_grad_()
+            return torch.autograd.grad(self.of_logits(logits, target.clone()).sum(), logits)[0]
+
+
 SOFT_CROSS_ENTROPY = SoftCrossEntropy()
+FUNCTION = "loss.divergence.function"
 SPREADS = (0.5, 1.0, 1.5, 2.0)  # of the logits in each row that `require_consistent` draws
 TOLERANCE = 1e-3  # relative to the largest component, in float32
 
@@ -122,8 +154,10 @@ def require_consistent(divergence: Divergence, vocab_size: int, device: torch.de
     """Raise InputError if a divergence of the user's own has another gradient than autograd finds for its value.
 
     A few random rows show it. The project's own classes have tests for that."""
-    name = f"loss.divergence={type(divergence).__name__}"
-    if type(divergence).__module__.startswith("eagle3."):
+    name, plain = f"loss.divergence={type(divergence).__name__}", isinstance(divergence, PlainDivergence)
+    if isinstance(divergence, PlainDivergence):
+        name = f"{FUNCTION}={divergence.function}"
+    elif type(divergence).__module__.startswith("eagle3."):
         return
     needed = ("of_target", "value", *(["gradient"] if uses_gradient else []))
     if missing := [method for method in needed if not hasattr(divergence, method)]:
@@ -135,13 +169,24 @@ def require_consistent(divergence: Divergence, vocab_size: int, device: torch.de
     with torch.enable_grad():
         logits.requires_grad_()
         target = divergence.of_target(target_logits)
-        value = divergence.value(logits, logits.logsumexp(-1), target)
-        if value.shape != logits.shape[:1]:
+        try:
+            value = divergence.value(logits, logits.logsumexp(-1), target)
+        except (RuntimeError, TypeError, IndexError, ValueError) as error:
             raise InputError(
-                f"{name} has a value of shape {list(value.shape)} for {list(logits.shape)} logits; return one value "
+                f"{name} fails for {list(logits.shape)} logits of draft and target ({first_line(error)}); correct it"
+            ) from error
+        if not isinstance(value, Tensor) or value.shape != logits.shape[:1]:
+            shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(
+                f"{name} has a value of shape {shape} for {list(logits.shape)} logits; return one value "
                 f"per row, e.g. a sum over the last dimension"
             )
-        if not uses_gradient:
+        if plain and not value.requires_grad:
+            raise InputError(
+                f"{name} has a value that autograd cannot differentiate by its first argument, the draft's logits; "
+                f"compute it without detach(), argmax or no_grad()"
+            )
+        if plain or not uses_gradient:  # the gradient is autograd's own
             return
         if not value.requires_grad:
             log.warning("%s has a value that autograd cannot differentiate: its gradient is not verified", name)

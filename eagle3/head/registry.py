@@ -1,22 +1,19 @@
 """Finds the kind of a head: EAGLE-3 by its short name, others by import path (docs/how-to/own-head-kind.md)."""
 
-import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from pydoc import ErrorDuringImport, locate
 from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
 
-from eagle3.errors import InputError, first_line
+from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3
 from eagle3.head.head import Head
 from eagle3.head.kind import Kind
-
-WHERE = "modules are found in the clone, in PYTHONPATH and next to the folder of --config-dir"
+from eagle3.settings.parts import WHERE, imported
 
 
 @cache
@@ -24,17 +21,12 @@ def kind_named(name: str) -> Kind:
     """Return the kind of a name: eagle3, or the import path of a class or instance."""
     if name == EAGLE3.name:
         return EAGLE3
-    try:
-        found: Any = locate(name) if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name) else None
-        kind = found() if isinstance(found, type) and issubclass(found, Kind) else found
-    except (ErrorDuringImport, NotImplementedError, TypeError) as error:
-        if isinstance(getattr(error, "value", None), KeyboardInterrupt):  # pydoc wraps any exception
-            raise KeyboardInterrupt from None
-        raise InputError(f"model.kind={name} cannot be imported ({first_line(error)}); correct its module") from None
+    found = imported(name, "model.kind")
+    kind = found() if isinstance(found, type) and issubclass(found, Kind) else found
     if not isinstance(kind, Kind):
-        fault = "is no subclass or instance of eagle3.head.kind.Kind" if found else "names nothing that can be imported"
         raise InputError(
-            f"model.kind={name} {fault}; give {EAGLE3.name}, or the import path of a kind of your own ({WHERE})"
+            f"model.kind={name} is no subclass or instance of eagle3.head.kind.Kind; give {EAGLE3.name}, or the import "
+            f"path of one ({WHERE})"
         )
     kind.name = name
     return kind

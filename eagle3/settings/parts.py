@@ -1,6 +1,7 @@
 """Parts: groups of a config whose `_target_` names the class or function that is built of the other keys."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -75,6 +76,7 @@ def plain(value: Any) -> Any:
 
 # --- schemas ---------------------------------------------------------------------------------------------------------
 
+WHERE = "modules are found in the clone, in PYTHONPATH and next to the folder of --config-dir"
 PARTS: dict[str, Any] = {}  # by `_target_`, or the module of it: the schema of the other keys
 
 
@@ -145,12 +147,25 @@ def _of_given_keys(schema: Any) -> Any:
     return with_config(OPEN)(TypedDict(schema.__name__, types, total=False))  # type: ignore[operator]
 
 
+def imported(path: str, key: str) -> Any:
+    """Import what `key` names; InputError if there is no such thing."""
+    try:
+        found = locate(path) if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", path) else None
+    except ErrorDuringImport as error:
+        if isinstance(error.value, KeyboardInterrupt):  # pydoc wraps any exception
+            raise KeyboardInterrupt from None
+        raise InputError(f"{key}={path} cannot be imported ({first_line(error)}); correct its module") from None
+    if found is None:
+        raise InputError(f"{key}={path} names nothing that can be imported; give MODULE.NAME ({WHERE})")
+    return found
+
+
 def _require_taken(target: str, keys: dict[Any, Any]) -> Any:
     """Import what `_target_` names, and return it if it takes these keys."""
     try:
         found = locate(target)
         if found is None:
-            raise TypeError("modules are found in the clone, in PYTHONPATH and next to the folder of --config-dir")
+            raise TypeError(WHERE)
         parameters = inspect.signature(found).parameters  # type: ignore[arg-type]
     except (ErrorDuringImport, TypeError, ValueError) as error:
         if isinstance(getattr(error, "value", None), KeyboardInterrupt):  # pydoc wraps any exception

@@ -57,6 +57,12 @@ class TvSettings(Settings):
     tv_weight: Share
 
 
+@part_of("eagle3.head.divergence.PlainDivergence")
+@dataclass(frozen=True, kw_only=True)
+class FunctionSettings(Settings):
+    function: Text
+
+
 @part_of("eagle3.head.kernels.KernelSettings")
 @dataclass(frozen=True, kw_only=True)
 class KernelSettings(Settings):

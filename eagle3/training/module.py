@@ -7,6 +7,7 @@ accepted drafts, N = 4K + 3 sums of a step or a validation.
 import logging
 import math
 from dataclasses import asdict
+from typing import Any
 
 import lightning
 import numpy as np
@@ -22,7 +23,7 @@ from torch.optim import Optimizer
 from eagle3.adapters.lightning import skip_needless_moves
 from eagle3.errors import InputError
 from eagle3.head.batch import TttBatch
-from eagle3.head.divergence import require_consistent
+from eagle3.head.divergence import PlainDivergence, require_consistent
 from eagle3.head.head import Head
 from eagle3.head.kernels import KernelPlan, KernelSettings, choose_kernels
 from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length, plain_loss
@@ -246,9 +247,12 @@ class HeadTraining(lightning.LightningModule):
         """Return what in this training cannot be recorded in a CUDA graph; None if nothing."""
         if self.device_mesh is not None:
             return "trainer=fsdp gathers weights between the kernels of a step"
-        parts = self.kind, self.loss, self.loss.divergence
-        own = [part for part in parts if not type(part).__module__.startswith("eagle3.")]
-        return f"{type(own[0]).__name__} is your own, and may read a batch on the host" if own else None
+        divergence = self.loss.divergence
+        parts: list[Any] = [type(self.kind), type(self.loss), type(divergence)]
+        if isinstance(divergence, PlainDivergence):
+            parts.append(divergence.of_logits)
+        own = [part for part in parts if not part.__module__.startswith("eagle3.")]
+        return f"{own[0].__name__} is your own, and may read a batch on the host" if own else None
 
     def _over_ranks(self, sums: np.ndarray) -> Tensor:
         """Return the sums over all ranks, in float64."""

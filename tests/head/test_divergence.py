@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
+import divergences
 import pytest
 import torch
-from divergences import DIVERGENCES, each_divergence
+from divergences import DIVERGENCES, OF_FUNCTION, each_divergence
 from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
 from eagle3.errors import InputError
-from eagle3.head.divergence import Divergence, OfLogProbabilities, require_consistent
+from eagle3.head.divergence import Divergence, OfLogProbabilities, PlainDivergence, require_consistent
 from eagle3.head.fast.chunked_loss import plain_loss_and_gradient
 
 
@@ -26,6 +27,7 @@ DEFINITIONS: list[Callable[[Categorical, Categorical], Tensor]] = [
     cross_entropy,
     lambda q, p: 0.7 * cross_entropy(q, p) + 0.3 * (1 - overlap(q, p)),
     lambda q, p: -overlap(q, p).log(),
+    lambda q, p: kl_divergence(q, p),
 ]
 
 
@@ -141,7 +143,70 @@ class Overflows(Rows):
         return (100 * (target - draft)).exp().sum(-1)
 
 
-@pytest.mark.parametrize("divergence", [Rows(), Slopes(), Overflows()])
+def reverse_kl_in_place(draft: Tensor, target: Tensor) -> Tensor:
+    return -(draft.sub_(1) * target.softmax(-1)).sum(-1)
+
+
+def summed(draft: Tensor, target: Tensor) -> Tensor:
+    return -(draft.log_softmax(-1) * target.softmax(-1)).sum()
+
+
+def detached(draft: Tensor, target: Tensor) -> Tensor:
+    return -(draft.detach() * target.softmax(-1)).sum(-1)
+
+
+def of_one(draft: Tensor) -> Tensor:
+    return draft.logsumexp(-1)
+
+
+OF_THIS_MODULE = (reverse_kl_in_place, summed, detached, of_one)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("reverse_kl_in_place", "fails for [4, 200] logits"),
+        ("summed", "has a value of shape [] for [4, 200] logits"),
+        ("detached", "autograd cannot differentiate"),
+        ("of_one", "fails for [4, 200] logits"),
+    ],
+)
+@pytest.mark.parametrize("uses_gradient", [True, False])
+def test_a_function_that_is_no_divergence_is_one_line(
+    name: str, rule: str, uses_gradient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [function] = [each for each in OF_THIS_MODULE if each.__name__ == name]
+    monkeypatch.setattr(divergences, name, function, raising=False)
+    divergence = PlainDivergence(function=f"divergences.{name}")
+    with pytest.raises(InputError) as error:
+        require_consistent(divergence, 200, torch.device("cpu"), uses_gradient=uses_gradient)
+    assert str(error.value).startswith(f"loss.divergence.function=divergences.{name} ") and rule in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["nowhere.function", "divergences.nothing", "divergences", "divergences.BY_NAME"])
+def test_a_function_that_cannot_be_called_is_one_line(name: str) -> None:
+    with pytest.raises(InputError, match=rf"^loss\.divergence\.function={name} "):
+        PlainDivergence(function=name)
+
+
+def test_a_function_is_differentiated_in_validation_too() -> None:
+    logits, target_logits = logits_of(4, 33), logits_of(4, 33, seed=1)
+    with torch.inference_mode():
+        found = gradient(OF_FUNCTION, logits, target_logits)
+    torch.testing.assert_close(found, gradient(ReverseKl(), logits, target_logits))
+
+
+class ReverseKl(OfLogProbabilities):
+    """With its derivative by hand."""
+
+    def rows(self, draft: Tensor, target: Tensor) -> Tensor:
+        return (draft.exp() * (draft - target)).sum(-1)
+
+    def slopes(self, draft: Tensor, target: Tensor) -> Tensor:
+        return draft.exp() * (draft - target + 1)
+
+
+@pytest.mark.parametrize("divergence", [Rows(), Slopes(), Overflows(), OF_FUNCTION])
 def test_an_own_divergence_with_the_right_gradient_or_none_passes(divergence: Divergence) -> None:
     require_consistent(divergence, 200, torch.device("cpu"), uses_gradient=True)
     logits, target_logits = logits_of(4, 33), logits_of(4, 33, seed=1)
