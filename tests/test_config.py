@@ -68,6 +68,8 @@ def test_every_part_of_a_training_can_be_built(store: Path, tmp_path: Path, grou
     overrides += ["model.draft_vocab_size=null"]  # the store's answers hold 50 tokens
     if option == "wandb":
         overrides += ["logger.wandb.name=test"]
+    if (group, option) == ("loss", "function"):
+        overrides += ["loss.divergence.function=divergences.reverse_kl"]
     run: TrainRun = compose_run("train", *overrides)
     _, module = build_training(run)
     assert module.ttt_steps == run.ttt_steps

@@ -118,8 +118,14 @@ def test_a_key_in_a_wrong_group_finds_both_of_its_name() -> None:
         ("output_dir=DIR", "output_dir is not a key of this config (did you mean hydra.run.dir?); --cfg job shows e"),
         ("export", "export is not KEY=VALUE; give action=export to serve.py (--help shows every key)"),
         ("model=eagl31", "model=eagl31 is no option; take one of eagle3, eagle31 (did you mean eagle31?)"),
-        ("loss=kl", "loss=kl is no option; take one of cross_entropy_tv, lk, soft_cross_entropy (did you mean soft_"),
-        ("loss=KL", "loss=KL is no option; take one of cross_entropy_tv, lk, soft_cross_entropy (did you mean soft_"),
+        (
+            "loss=kl",
+            "loss=kl is no option; take one of cross_entropy_tv, function, lk, soft_cross_entropy (did you mean ",
+        ),
+        (
+            "loss=KL",
+            "loss=KL is no option; take one of cross_entropy_tv, function, lk, soft_cross_entropy (did you mean ",
+        ),
         ("data=features", "data=features is no option; take one of packed; a feature store is data.path=features"),
         ("data=DIR/features", "data=DIR/features is no option; a feature store is data.path=DIR/features"),
         (

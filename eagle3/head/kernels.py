@@ -164,11 +164,11 @@ def _with_fast_parts(
 
 def _sizes(config: HeadSizes) -> dict[str, int]:
     """Return the sizes by name of all weights that may be float8: of a kind of your own, those of lm_head."""
-    sizes = {"the target's hidden size": config.hidden_size, "model.draft_vocab_size": config.draft_vocab_size}
-    if not isinstance(config, HeadConfig):
-        return sizes
-    return sizes | {
-        "model.intermediate_size": config.intermediate_size,
-        "model.num_heads x model.head_dim": config.num_heads * config.head_dim,
-        "model.num_kv_heads x model.head_dim": config.num_kv_heads * config.head_dim,
-    }
+    sizes = {"the target's hidden size": config.hidden_size}
+    if isinstance(config, HeadConfig):
+        sizes |= {
+            "model.intermediate_size": config.intermediate_size,
+            "model.num_heads x model.head_dim": config.num_heads * config.head_dim,
+            "model.num_kv_heads x model.head_dim": config.num_kv_heads * config.head_dim,
+        }
+    return sizes | {"model.draft_vocab_size": config.draft_vocab_size}

@@ -217,7 +217,8 @@ def require_checkpoint_fits(
         expected_from=f"ckpt_path={path}",
         actual_from=f"data.path={as_setting(source.location)}",
     )
-    differing = _differing(record.head_config, asdict(head.config))
+    now = {"kind": head.kind, **asdict(head.config)}
+    differing = _differing({"kind": record.kind, **record.head_config}, now)
     if not torch.equal(checkpoint.weights["head.draft_ids"], head.draft_ids):
         differing.append("other tokens in the draft vocabulary, which is chosen from the store's answers")
     if differing:

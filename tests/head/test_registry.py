@@ -20,6 +20,7 @@ from eagle3.head_files.files import read_files
 from eagle3.head_files.format import load_head
 from eagle3.serving.head.export import read_trained
 from eagle3.target.capture import Capture
+from eagle3.training.resume import read_resumed, require_checkpoint_fits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # between Lightning and PyTorch
 
@@ -53,6 +54,10 @@ def test_a_second_kind_trains_and_is_exported(tmp_path: Path) -> None:
     assert type(loaded) is TwoLayerHead and loaded.config == trained.head.config
     for name, weight in trained.head.named_parameters():
         assert torch.equal(loaded.get_parameter(name), weight.bfloat16()), name
+    resumed = read_resumed(str(tmp_path / "run/checkpoints/last.ckpt"))
+    run.module.head.kind = "eagle3"  # of the same sizes
+    with pytest.raises(InputError, match=r"kind=two_layer_head.TwoLayers then, eagle3 now"):
+        require_checkpoint_fits(resumed, run.data.source, run.module.head, run.module.settings)
     again = Run(tmp_path / "again", store, *settings, f"init_from={tmp_path}/head")
     for name, weight in again.weights.items():
         assert torch.equal(loaded.get_parameter(name).float(), weight), name
