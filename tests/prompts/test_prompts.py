@@ -272,7 +272,7 @@ def test_many_sources_keep_their_order_names_licences_and_limits_and_may_share_i
     ("config", "message"),
     [
         ({}, r"prompts\.path=None and prompts\.sources=None: set exactly one"),
-        ({"path": "x.jsonl", "sources": []}, r"set exactly one"),
+        ({"path": "x.jsonl", "sources": ["y.jsonl"]}, r"set exactly one"),
         ({"path": "no/such.jsonl"}, r"prompts\.path=no/such\.jsonl does not exist"),
         ({"sources": [{"path": "no/such.jsonl"}]}, r"prompts\.sources\[0\]\.path=no/such\.jsonl does not exist"),
         ({"path": "HERE/a.csv"}, r"prompts\.path=.*a\.csv ends in none of \.jsonl"),

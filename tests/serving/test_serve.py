@@ -61,7 +61,7 @@ def test_an_export_reads_and_hashes_the_files_of_its_head_once(
     for module, name in ((files, "_read_tensors"), (files, "sha256_file"), (export, "sha256_file")):
         monkeypatch.setattr(module, name, counted(getattr(module, name)))
     save_run(tmp_path / "run", trained_on_tiny, target=str(tiny_path))
-    export_action(serve_config("action=export", f"run={tmp_path}/run", f"head={tmp_path}/head"))
+    export_action(serve_run("export", f"run={tmp_path}/run", f"head={tmp_path}/head"))
     assert sorted(calls) == [
         ("_read_tensors", "model.safetensors"), ("sha256_file", "config.json"), ("sha256_file", "model.safetensors"),
     ]  # fmt: skip
@@ -85,8 +85,8 @@ def test_an_older_head_stays_where_a_new_one_fails_its_checks(
 
 def test_the_window_of_the_config_reaches_servers_and_the_decoder() -> None:
     for action in ("launch", "bench"):
-        assert draft_of(serve_run(action, "head=HEAD", "draft_window=512")).window == 512
-        assert draft_of(serve_run(action, "head=HEAD")).window is None
+        assert draft_of(serve_run(action, "head=HEAD", "draft_window=512"), None).window == 512
+        assert draft_of(serve_run(action, "head=HEAD"), None).window is None
     for action in ("check", "decode", "show", "export"):
         assert serve_run(action, "draft_window=512").only(Decoding).draft_window == 512
 

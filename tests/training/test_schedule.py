@@ -17,6 +17,7 @@ from stores import ROOT, in_float32, random_sample, write_store
 from training_runs import LIGHTNING_WARNS, Run
 
 from eagle3.errors import Interrupted
+from eagle3.settings.training import OptimSettings
 from eagle3.training.optim import AdamWCosine
 from eagle3.training.resume import read_resumed
 
@@ -27,7 +28,7 @@ SETTINGS = [f"trainer.max_epochs={EPOCHS}", "data.pack_tokens=12", "data.val_fra
 
 
 def adamw(**changes: Any) -> AdamWCosine:
-    return defaults.part("optim", **changes).build()
+    return AdamWCosine(**vars(defaults.part("optim", **changes).read(OptimSettings)))
 
 
 class StopsAt(lightning.Callback):
