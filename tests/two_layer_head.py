@@ -17,7 +17,7 @@ from eagle3.head.draft_head import MLP, DraftHead, HeadConfig
 from eagle3.head.eagle3 import Eagle3
 from eagle3.head.head import RMSNorm
 from eagle3.head.kernels import KernelPlan
-from eagle3.head.kv_cache import Path
+from eagle3.head.kind import Path
 
 
 class TwoLayerHead(DraftHead):

@@ -110,6 +110,7 @@ class WithoutValues(TorchFunctionMode):
 
 
 class DraftHead(Head):
+    kind = "eagle3"
     config: HeadConfig
 
     def __init__(self, config: HeadConfig, draft_ids: Int[Tensor, " D"]) -> None:

@@ -53,7 +53,7 @@ class Head(nn.Module):
 
     State-dict names are those of the exported checkpoint; `draft_ids` [D] becomes d2t and t2d there."""
 
-    kind = "eagle3"  # name of the kind that made it (registry.py)
+    kind: str  # name of the kind that made it (registry.py)
     config: Any  # of the kind's `config_type`
     draft_ids: Int[Tensor, " D"]
     norm: RMSNorm

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from eagle3.head.draft_head import DraftHead
+from eagle3.head.kind import Path
 
-Path = tuple[Tensor, ...]  # the state of drafted nodes; each tensor has one row per node
 Context = tuple[Float[Tensor, "N G C"], Float[Tensor, "N G C"]]  # keys and values of rows
 Paths = tuple[Float[Tensor, "P F _ G C"], Float[Tensor, "P F _ G C"]]  # of each node's own drafts, S that grows
 

@@ -83,6 +83,19 @@ def test_more_steps_than_a_block_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("said")
+def test_a_training_starts_from_the_exported_head_with_keys_of_the_command_line_alone(folder: Path) -> None:
+    path = {"PYTHONPATH": f"{ROOT}:{folder}/team"}
+    given = ["data.path=outputs/five/features", "data.val_fraction=0.2", "trainer.precision=32-true", "ttt_steps=3"]
+    model = ["model.kind=blocks.Blocks", "+model.block_size=4", f"init_from={HEAD}"]
+    train = [*given, *model, "trainer.max_epochs=1", "hydra.run.dir=outputs/again"]
+    done = run_script("train", *train, cwd=folder, env=path)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "outputs/again/result.json").is_file()
+    done = run_script("train", *train, "model.num_heads=2", "hydra.run.dir=outputs/wrong", cwd=folder, env=path)
+    assert done.returncode == 1 and "model.num_heads=2 is not a key of model.kind=blocks.Blocks" in done.stderr
+
+
+@pytest.mark.usefixtures("said")
 def test_a_command_that_does_not_find_the_module_says_where_modules_are_found(folder: Path) -> None:
     done = run_script("serve", "action=check", "target.path=TARGET", f"head={HEAD}", cwd=folder)
     assert done.returncode == 1
