@@ -24,7 +24,7 @@ class Interrupted(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """Return that of the message, else the error's name."""
+    """Return the message's first line, or the name of the error if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

@@ -53,7 +53,7 @@ def message_for_user(error: Exception) -> str | None:
         place = getattr(error, "filename", None) or "the output folder"
         return f"no space left on the disk of {place}; make room and run the same command again"
     if isinstance(error, OSError) and error.filename is not None:
-        advice = "its file system refused or failed; run again, or use a folder on another one"
+        advice = "the file system reported an error; run again, or use a folder on another file system"
         if error.errno in WRONG_PATH:
             advice = "give a path that exists and that you may read and write"
         return f"{error.filename}: {error.strerror}; {advice}"
@@ -80,7 +80,7 @@ def message_for_user(error: Exception) -> str | None:
 
 
 def added_key(error: Exception, overrides: Sequence[str]) -> str | None:
-    """The line for a key that the user added with `+` and that nothing takes."""
+    """Return the line for a key added with `+` that no component accepts."""
     if isinstance(error, (TypeError, InstantiationException)):
         for key in (item[1:].partition("=")[0] for item in overrides if item.startswith("+")):
             if f"unexpected keyword argument '{key.rpartition('.')[2]}'" in str(error):

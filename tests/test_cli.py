@@ -179,12 +179,12 @@ def test_a_run_is_resumed_in_its_folder(
     )  # fmt: skip
     call(*resume)
     assert len(reads) == 1
-    assert "none added" not in caplog.text
+    assert "nothing was trained" not in caplog.text
     assert json.loads((run / "result.json").read_text())["epochs"] == 3
     epochs = [line.split(",")[0] for line in (run / "metrics.csv").read_text().splitlines()[1:]]
     assert set(epochs) == {"0", "1", "2"}
     call(*resume)
-    assert "max_steps, max_time or callbacks.early_stopping: none added" in caplog.text
+    assert "max_steps, max_time or callbacks.early_stopping: nothing was trained" in caplog.text
 
 
 def test_fewer_epochs_than_a_checkpoint_has_are_one_line_and_cost_a_finished_run_nothing(
@@ -303,7 +303,7 @@ def test_what_fails_before_the_task_is_one_line_too(tmp_path: Path) -> None:
 
 
 ON_PATH = "give a path that exists and that you may read and write"
-ON_DISK = "its file system refused or failed; run again, or use a folder on another one"
+ON_DISK = "the file system reported an error; run again, or use a folder on another file system"
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,8 @@ def next_logits(model: PreTrainedModel, cache: DynamicCache, *, last: int, **inp
 
 
 class PreallocatedLayer(DynamicLayer):
-    """One layer's keys and values, in buffers with room for more: transformers' own layer copies all at each token."""
+    """One layer's keys and values, in buffers with room for more: transformers' own cache copies everything at every
+    token."""
 
     keys: Tensor
     values: Tensor

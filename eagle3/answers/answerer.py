@@ -50,7 +50,7 @@ class Answerer:
         pass
 
     def __call__(self, take: Take[Conversation], progress: Progress) -> Iterator[list[Conversation]]:
-        """Take all conversations, as many at a time as are answered at once, and yield each as soon as it no longer
+        """Consume the conversations, keeping the configured number in flight, and yield each as soon as it no longer
         waits: it is on disk before the next is answered. Counts it in `progress`, and tokens as they are made."""
         raise NotImplementedError
 

@@ -283,7 +283,7 @@ def _count(source: Path, rows: Iterable[AnsweredRow], errors: Iterable[AnswerErr
     finish_reasons: Counter[str] = Counter()
     for row in rows:
         if row.id in ids:
-            raise InputError(f"{source}: row {row.id} is there twice; delete {source.parent} and run: {MAKE_ANSWERS}")
+            raise InputError(f"{source}: duplicate row {row.id}; delete {source.parent} and run: {MAKE_ANSWERS}")
         ids.add(row.id)
         prompts.add(row.prompt_id)
         finish_reasons.update(row.finish_reasons)

@@ -104,7 +104,7 @@ def train_alone(run: TrainRun, checkpoints: RunCheckpoints, watching: Sequence[C
         close(loggers, "success" if trainer.state.finished else "aborted")
     if trainer.global_step == resume_step:
         bounds = "trainer.max_epochs, max_steps, max_time or callbacks.early_stopping"
-        log.warning("ckpt_path=%s has all steps of %s: none added", run.ckpt_path, bounds)
+        log.warning("ckpt_path=%s already has all steps of %s: nothing was trained", run.ckpt_path, bounds)
     score = report(trainer, checkpoints.run_dir)
     if not (in_sweep() or trainer.fast_dev_run):  # type: ignore[attr-defined]
         following = f"python serve.py action=export run={checkpoints.run_dir} head=HEAD"

@@ -35,8 +35,8 @@ class SampleFilter(SampleRules):
         counts = ", ".join(f"{count:,} by {key}" for key, count in left_out.items())
         if not left.any():
             raise InputError(
-                f"the rules leave out all {len(samples):,} samples of data.path={as_setting(location)} ({counts}); "
-                f"loosen them"
+                f"the filters exclude all {len(samples):,} samples of data.path={as_setting(location)} ({counts}); "
+                f"relax them"
             )
         log.info("%s: %d of %d samples are used; left out: %s", as_setting(location), left.sum(), len(samples), counts)
         return samples.take(left)

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 OLDEST = (0, 5, 17)  # the oldest whose flags and answers this project knows
 NO_CAPTURE = ((0, 5, 21), (0, 5, 22))
 LOGITS_HOOK = (0, 5, 23)  # from here on the logits processor gets the captured states
-NEWEST = (0, 5, 23)  # the newest that was read
+NEWEST = (0, 5, 23)  # the latest version checked
 INSTALL = (
     "install it there or, better, in an environment of its own (pip install 'sglang[all]==0.5.17'), and name that with "
     "launch.python=PYTHON"
@@ -107,8 +107,8 @@ def require_capture(version: str) -> None:
             f"residual stream, and it has no --enable-return-aux-hidden-states yet; {INSTALL_TO_CAPTURE}"
         )
     if numbers(version) > NEWEST:
-        log.warning("features.engine: SGLang %s is newer than 0.5.23, the newest that was read; if it does not start, "
-                    "or its hidden states are refused, install 0.5.17", version)  # fmt: skip
+        log.warning("features.engine: SGLang %s is newer than 0.5.23, the latest version checked; if it does not "
+                    "start, or its hidden states are refused, install 0.5.17", version)  # fmt: skip
 
 
 def takes_ids_for_inputs(model_type: str, layer_ids: Sequence[int]) -> bool:

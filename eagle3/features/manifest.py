@@ -152,7 +152,7 @@ def write_manifest(
     left_out: dict[str, int],
     instead_of: str | None = WHATEVER,
 ) -> Manifest:
-    """Join the shards' indices into the manifest and write it, in place of the version that this run has seen."""
+    """Join the shards' indices into the manifest and write it, replacing the version that this run read."""
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         made_from=made_from,

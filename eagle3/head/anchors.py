@@ -41,7 +41,7 @@ def runs(anchors: Int[Tensor, " R"]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def pairs_before(anchor_steps: Int[Tensor, " R"]) -> tuple[int, ...]:
-    """Return R + 1 counts: how many trained (step, anchor) pairs ask a teacher before that of anchor i at step 0.
+    """Return R + 1 counts: the trained (step, anchor) pairs whose teacher precedes that of anchor i at step 0.
 
     Anchors of a turn are consecutive, so anchor i asks at step k the teacher of anchor i + k at step 0. Counted on the
     CPU when a pack is prepared, because counting on a GPU would need a host sync.

@@ -92,7 +92,7 @@ def gathered(x: Tensor, index: Int[Tensor, "N M"]) -> Tensor:
 
 def _padded_index(bounds: tuple[int, ...], samples: list[int]) -> tuple[Int[Tensor, "N M"], Int[Tensor, " r"]]:
     """Return the indices of the entries of some samples, padded with the sample's first, and the unpadded places."""
-    # Lists: a number that is read from a tensor could make the host wait for a GPU.
+    # Lists, because reading an element of a tensor may synchronise with the GPU.
     starts = [bounds[sample] for sample in samples]
     lengths = [bounds[sample + 1] - bounds[sample] for sample in samples]
     first, offsets = torch.tensor(starts)[:, None], torch.arange(max(lengths))

@@ -31,7 +31,7 @@ def check_layout(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 
 
 def check_model(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
-    """Architecture and sizes are those that a server builds for this target."""
+    """Check that architecture and sizes match what a server builds for this target."""
     config = files.config
     for key in ("hidden_size", "vocab_size"):
         if config.get(key) != getattr(facts.config, key):
@@ -48,7 +48,7 @@ def check_model(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     if config.get("tie_word_embeddings"):
         yield "error", "tie_word_embeddings=true: SGLang drafts with the target's embedding as lm_head; set it false"
     if config.get("hidden_act", "silu") != "silu":
-        yield "error", f"hidden_act={config['hidden_act']}: SGLang stops, its head knows silu alone; set it"
+        yield "error", f"hidden_act={config['hidden_act']}: SGLang supports only silu and will not start; set it"
     head_config(files)
 
 

@@ -47,7 +47,7 @@ def check_tensors(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
             made = f"config.json makes it {expected[name]}"
             yield "error", f"{name} has shape {shape}, {made}: SGLang stops loading; correct config.json"
         if number := lost_values(files.tensors[name]):
-            yield "error", f"{name} holds {number} values that are no finite numbers, all drafts are lost; {MAKE_AGAIN}"
+            yield "error", f"{name} holds {number} non-finite values: every draft would be rejected; {MAKE_AGAIN}"
     for name in sorted(files.tensors.keys() - expected.keys() - {*VOCABULARY_MAPS, EMBEDDING}):
         if not name.endswith(RECOMPUTED):
             yield "error", f"{name} is unknown: SGLang silently drops it; {_fix(name, missing)}"
@@ -77,7 +77,7 @@ def check_embedding(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     if stored is None:
         return
     if facts.embedding is None:
-        yield "skipped", f"the target was not at hand to compare {EMBEDDING} with"
+        yield "skipped", f"no target to compare {EMBEDDING} with"
     elif stored.shape != facts.embedding.shape:
         shapes = f"{tuple(stored.shape)}, the target's {tuple(facts.embedding.shape)}"
         yield "error", f"{EMBEDDING} has shape {shapes}: it is a head of another target; give the one it was trained on"

@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFacts:
-    """Facts about the target that the checks need; None: not at hand.
+    """Facts about the target that the checks need; None: unavailable.
 
     `launch_dtype` is that of the server that is about to start; None: no server starts now."""
 

@@ -162,8 +162,8 @@ def draft_ids(files: HeadFiles, config: HeadSizes) -> Int[Tensor, " D"]:
         return ids
     if config.draft_vocab_size != config.vocab_size:
         raise InputError(
-            f"head={files.path} has no tensor d2t, so its {config.draft_vocab_size} draft ids mean nothing; "
-            f"export it again with: {MAKE_HEAD}"
+            f"head={files.path} has no tensor d2t, so its {config.draft_vocab_size} draft ids cannot be mapped to "
+            f"tokens; export it again with: {MAKE_HEAD}"
         )
     return torch.arange(config.vocab_size)
 
@@ -193,13 +193,13 @@ def require_finite(files: HeadFiles, weights: Mapping[str, Tensor]) -> None:
     for name, weight in weights.items():
         if number := lost_values(weight):
             raise InputError(
-                f"head={files.path}: {name} holds {number} values that are no finite numbers in {weight.dtype}, all "
-                f"drafts are lost; copy the head again, or export it again with: {MAKE_HEAD}"
+                f"head={files.path}: {name} holds {number} non-finite values in {weight.dtype}: every "
+                f"draft would be rejected; copy the head again, or export it again with: {MAKE_HEAD}"
             )
 
 
 def lost_values(weight: Tensor) -> int:
-    """Return how many values are no finite numbers."""
+    """Return how many values are not finite."""
     return int((~weight.float().isfinite()).sum())
 
 

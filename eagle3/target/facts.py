@@ -99,8 +99,8 @@ def target_config(config: PretrainedConfig, vocab_size: int, dtype: str | None) 
 
 
 def plain_rope(config: PretrainedConfig) -> dict[str, Any]:
-    """Return the target's RoPE of full-attention layers; a kind that SGLang's Llama may compute differently becomes
-    plain."""
+    """Return the target's RoPE of full-attention layers; types that SGLang's Llama may compute differently fall
+    back to plain."""
     rope = dict(getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0})
     rope = dict(rope.get("full_attention", rope))
     kind = rope.get("rope_type", "default")

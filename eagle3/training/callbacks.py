@@ -102,7 +102,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     A resumed run keeps the best checkpoints that the resumed one knows, even if the folder has moved. In that folder it
     deletes other leftovers of a kill: a checkpoint of steps that are trained again, or one that was about to be
-    deleted. It forgets those that are gone: a score without a file would keep later ones from being saved.
+    deleted. Missing files are dropped from the ranking: a score without a file would keep later ones from being saved.
     """
 
     kept: Set[str] = frozenset()

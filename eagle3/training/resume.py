@@ -200,7 +200,7 @@ def read_resumed(path: str | None) -> Checkpoint | None:
     checkpoint = read_checkpoint(path, setting=f"ckpt_path={path}")
     if "optimizer_states" not in checkpoint.content:
         raise InputError(
-            f"ckpt_path={path} has the weights alone (callbacks.best.save_weights_only=true), which resume nothing; "
+            f"ckpt_path={path} contains only weights (callbacks.best.save_weights_only=true) and cannot be resumed; "
             f"give a last.ckpt, or export the head and start a new training from it with init_from=HEAD"
         )
     return checkpoint

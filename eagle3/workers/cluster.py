@@ -83,7 +83,7 @@ def connect(address: str | None) -> None:
 
 
 def unreachable(address: str) -> str | None:
-    """Return why nobody answers at a host and port, which Ray itself tries for many minutes; None if somebody does."""
+    """Return why a host and port are unreachable, which Ray itself tries for many minutes; None if they are not."""
     host, separator, port = address.removeprefix("ray://").rpartition(":")
     if separator:
         try:

@@ -195,7 +195,7 @@ def test_a_changed_byte_or_a_row_twice_in_an_unfinished_file_is_found(target, ch
         with pytest.raises(InputError, match=r"answers\.jsonl line 1: damaged or edited, .* and run again"):
             run(target, chat, out_dir)
     path.write_bytes(2 * whole)  # as two writers would leave it, who took no lock
-    with pytest.raises(InputError, match=r"answers\.jsonl: row .* is there twice; delete "):
+    with pytest.raises(InputError, match=r"answers\.jsonl: duplicate row .*; delete "):
         run(target, chat, out_dir)
 
 

@@ -90,11 +90,11 @@ REFUSED: list[tuple[Change, str]] = [
         tensors(lambda stored: stored.update({"model.lm_head.weight": stored.pop("lm_head.weight")})),
         r"lm_head\.weight must have shape \(30, 16\) by .* has nothing",  # SGLang does not find it either
     ),
-    (tensors(lambda stored: stored.pop("d2t")), "has no tensor d2t, so its 30 draft ids mean nothing"),
+    (tensors(lambda stored: stored.pop("d2t")), "has no tensor d2t, so its 30 draft ids cannot be mapped to tokens"),
     *((d2t(ids), "d2t does not map 30 draft ids") for ids in ([*range(29), 50], [*range(31)], [-1, *range(1, 30)])),
     (
         tensors(lambda stored: stored["lm_head.weight"][7].fill_(torch.nan)),
-        r"lm_head\.weight holds 16 values that are no finite numbers in",
+        r"lm_head\.weight holds 16 non-finite values in",
     ),
 ]
 

@@ -108,7 +108,7 @@ def test_without_d2t_the_draft_vocabulary_is_the_whole_one(saved: Path) -> None:
 def test_weights_that_the_targets_dtype_cannot_hold_are_refused(saved: Path) -> None:
     edit_tensors(saved / "model.safetensors", lambda tensors: tensors["norm.weight"][:2].fill_(1e5))
     load_head(saved, dtype=torch.bfloat16, num_layers=8)
-    with pytest.raises(InputError, match=r"norm\.weight holds 2 values that are no finite numbers in torch\.float16"):
+    with pytest.raises(InputError, match=r"norm\.weight holds 2 non-finite values in torch\.float16"):
         load_head(saved, dtype=torch.float16, num_layers=8)
 
 

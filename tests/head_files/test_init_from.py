@@ -108,7 +108,7 @@ def test_a_head_of_other_weights_of_the_target_is_read_with_a_warning(
 
 
 OBSTACLES: list[tuple[Change, str]] = [
-    (setting(hidden_act="gelu"), "hidden_act=gelu: SGLang stops, its head knows silu alone; set it"),
+    (setting(hidden_act="gelu"), "hidden_act=gelu: SGLang supports only silu and will not start; set it"),
     (setting(norm_before_residual=True), "norm_before_residual=true: .*; train with norm_before_residual=false"),
     (added("midlayer.self_attn.q_norm.weight", 8), "q_norm.weight is unknown: .*; train without it"),
     (lambda head: head.tensors.update(d2t=head.tensors["d2t"] + torch.arange(30)), "d2t holds target ids"),

@@ -134,7 +134,7 @@ def test_a_run_whose_last_checkpoint_is_damaged_resumes_from_an_earlier_one_once
 
 def test_a_checkpoint_of_the_weights_alone_resumes_nothing(tmp_path: Path, save: Saved) -> None:
     best = save(tmp_path / "run/checkpoints/best-step8.ckpt", 8)
-    with pytest.raises(InputError, match=f"ckpt_path={best} has the weights alone .*init_from=HEAD"):
+    with pytest.raises(InputError, match=f"ckpt_path={best} contains only weights .*init_from=HEAD"):
         read_resumed(str(best))
 
 

@@ -91,5 +91,5 @@ def test_a_head_is_refused_before_anything_is_trained(train: Start, whole_run: S
     weights["fc.weight"][0, 0] = torch.nan
     save_file(weights, head / "model.safetensors")
     (head / "training.json").unlink()
-    with pytest.raises(InputError, match=r"init_from=\S+/head: fc\.weight holds 1 values that are no finite numbers"):
+    with pytest.raises(InputError, match=r"init_from=\S+/head: fc\.weight holds 1 non-finite values"):
         train("new", f"init_from={head}")

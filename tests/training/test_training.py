@@ -449,7 +449,7 @@ def test_a_run_that_early_stopping_has_ended_is_not_trained_on(train: Start) -> 
     ("override", "message"),
     [
         ("data.path=null", r"data\.path is not set"),
-        ("data.min_tokens=999", r"\(\d+ by data\.min_tokens=999\); loosen"),
+        ("data.min_tokens=999", r"\(\d+ by data\.min_tokens=999\); relax"),
         ("data.pack_tokens=10", r"data\.pack_tokens=10 .* tokens\); set data\.pack_tokens=2\d or more"),
         ("model.draft_vocab_size=51", r"model\.draft_vocab_size=51 but the answers hold 50 distinct tokens"),
         ("model.num_heads=5", r"model\.num_heads=5 does not divide the target's hidden size of 16"),

@@ -235,7 +235,7 @@ def plain_loss_and_gradient(
 
 
 def even_chunks(bounds: tuple[int, ...], size: int) -> list[tuple[slice, slice]]:
-    """Cut teachers and their pairs into chunks of almost equal numbers of pairs, about `size`, without a small rest.
+    """Cut teachers and their pairs into chunks of about `size` pairs each, with no small remainder.
 
     `bounds` has the number of pairs before each teacher, and in total. A teacher's pairs stay together.
     """

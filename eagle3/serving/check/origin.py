@@ -70,7 +70,7 @@ def _two_readings(ids: list[int]) -> str:
 def check_target(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """The target is the one that the head was trained on."""
     if facts.identity is None:
-        yield "skipped", "the target was not at hand"
+        yield "skipped", "no target to compare with"
     elif files.record is None:
         yield from _by_name(files, facts.identity.name)
     else:
@@ -98,7 +98,7 @@ def _by_identity(trained: TargetIdentity, served: TargetIdentity) -> Iterator[Pr
     differing = differences(trained, served)
     if "template" in differing:
         differing.remove("template")
-        yield "warning", "the chat template is not that of the training; set chat.template to the one that is served"
+        yield "warning", "the chat template differs from the training's; set chat.template to the one that is served"
     if difference := other_precision(trained, served):
         yield "warning", difference
     else:

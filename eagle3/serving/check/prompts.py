@@ -21,7 +21,7 @@ from eagle3.settings.serving import PromptFile
 class PromptSet:
     """Prompts as token ids, the key or folder that they come from, and how many were left out for what reason.
 
-    `from_validation` says that they are of those that validation during training was simulated on. `sources` says of
+    `from_validation`: they were also used for validation during training. `sources` says of
     each where it is from, as far as the row of a file tells."""
 
     origin: str

@@ -20,7 +20,7 @@ def head_folders(heads: Sequence[str]) -> list[Path]:
     folders = [Path(head) for head in heads]
     for place, folder in enumerate(folders):
         if folder.resolve() in [other.resolve() for other in folders[:place]]:
-            raise InputError(f"heads: {folder} is there twice; name each head once")
+            raise InputError(f"heads: {folder} is listed twice; name each head once")
     return folders
 
 

@@ -54,7 +54,7 @@ class Findings:
         return [load for load in self.plain if self.speed_up(self.best(load), load) <= 1]
 
     def served(self, load: int) -> tuple[int, Summary]:
-        """Return the steps of the fastest timed chain, or 0 if not to draft is faster, and their timing."""
+        """Return the steps of the fastest timed chain, or 0 if not drafting is faster, and their timing."""
         chain = self.best(load)
         choices = [(chain.steps, self.timed[chain][load])]
         if load in self.no_steps:

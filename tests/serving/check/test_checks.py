@@ -225,7 +225,7 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
     ),
     (
         lambda head: head.tensors["lm_head.weight"][7].fill_(torch.nan), "tensors", "error",
-        "lm_head.weight holds 192 values that are no finite numbers", AGAIN,
+        "lm_head.weight holds 192 non-finite values", AGAIN,
     ),
     (setting(fc_norm=True), "tensors", "error", "fc_norm.0.weight is missing", AGAIN),
     (added("fc_norm.0.weight", 192), "tensors", "error", "fc_norm.0.weight is unknown", "set fc_norm=true"),
@@ -284,7 +284,7 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
     (setting(architectures=["LlamaForCausalLM"]), "model", "error", "build another", "['LlamaForCausalLMEagle3']"),
     (setting(model_type="qwen3"), "model", "error", "model_type=qwen3", "set it to llama"),
     (setting(tie_word_embeddings=True), "model", "error", "SGLang drafts with the target's", "set it false"),
-    (setting(hidden_act="gelu"), "model", "error", "hidden_act=gelu: SGLang stops", "set it"),
+    (setting(hidden_act="gelu"), "model", "error", "hidden_act=gelu: SGLang supports only silu", "set it"),
     (setting(num_hidden_layers=2), "model", "error", "num_hidden_layers of config.json", "choose another head"),
     (setting(norm_before_fc=True), "tensors", "error", "input_norm.weight is missing", AGAIN),
     (setting(norm_before_fc=True), "options", "warning", "from 0.5.17 on, older versions drop", "with vLLM"),

@@ -114,7 +114,7 @@ def test_what_an_export_cannot_measure_is_skipped_with_the_reason(
 ) -> None:
     findings, _ = check_export(trained_on_tiny, read_files(exported), "target.path=/gone does not exist")
     assert [item for item in findings if item.level == "skipped"] == [
-        Finding("target", "skipped", "the target was not at hand"),
+        Finding("target", "skipped", "no target to compare with"),
         Finding("accept_length", "skipped", "target.path=/gone does not exist"),
     ]
 

@@ -101,7 +101,7 @@ def test_a_head_whose_weights_are_no_numbers_is_refused_before_another_decodes(f
     spoilt.tensors["fc.weight"][0, 0] = torch.nan
     spoilt.save()
     monkeypatch.setattr(Speculator, "__init__", None)
-    with pytest.raises(InputError, match=rf"head={folders[1]}: fc\.weight holds 1 values that are no finite numbers"):
+    with pytest.raises(InputError, match=rf"head={folders[1]}: fc\.weight holds 1 non-finite values"):
         run(folders, tmp_path)
     assert not (tmp_path / "out/compare.json").exists()
 
@@ -117,7 +117,7 @@ def test_heads_are_named_by_their_folders_unless_two_are_alike():
 
 
 def test_the_same_head_twice_is_refused(folders):
-    with pytest.raises(InputError, match=r"good/\.\./good is there twice"):
+    with pytest.raises(InputError, match=r"good/\.\./good is listed twice"):
         head_folders([str(folders[0]), f"{folders[0]}/../good"])
 
 
