@@ -1,7 +1,6 @@
 r"""Raw conversations → clean prompts → the target's answers → feature shards, in DIR/prompts, /answers, /features.
 
-python precompute.py target.path=TARGET prompts.path=FILE.jsonl out_dir=DIR prompts/privacy=patterns \
-    prompts.license=in-house 'prompts.licenses.allowed_terms=[in-house]'             # on a laptop
+python precompute.py target.path=TARGET prompts.path=FILE.jsonl out_dir=DIR prompts=in_house       # on a laptop
 python precompute.py target=llama31_8b prompts.path=FILE.jsonl out_dir=DIR prompts.license=MIT \
     prompts/privacy/model=onnx prompts.privacy.model.path=FOLDER                     # one GPU; also filters names
 python precompute.py target.path=TARGET out_dir=DIR 'stages=[features]'              # only this stage

@@ -4,10 +4,7 @@ import re
 from importlib.util import find_spec
 
 # What messages recommend for prompts that are not there.
-MAKE_PROMPTS = (
-    "python precompute.py 'stages=[prompts]' prompts.path=FILE.jsonl out_dir=DIR prompts/privacy=patterns "
-    "prompts.license=in-house 'prompts.licenses.allowed_terms=[in-house]'"
-)
+MAKE_PROMPTS = "python precompute.py 'stages=[prompts]' prompts.path=FILE.jsonl out_dir=DIR prompts=in_house"
 
 
 class InputError(ValueError):

@@ -1,8 +1,7 @@
 """The stages as calls for a notebook, with the keys of the commands as overrides: docs/start/notebook.ipynb has all.
 
 target = open_target("tests/assets/tiny")
-store = make_store("data", "target.path=tests/assets/tiny", "prompts.path=FILE.jsonl", "prompts/privacy=patterns",
-                   "prompts.license=in-house", "prompts.licenses.allowed_terms=[in-house]")
+store = make_store("data", "target.path=tests/assets/tiny", "prompts.path=FILE.jsonl", "prompts=in_house")
 trained = train_head("data/features", "run", "trainer.max_epochs=1", watch=lambda step, values: print(step, values))
 traces = decode(target, trained, read_prompts(target, "held_out.jsonl", limit=8), steps=4, topk=3, draft_tokens=12)
 curves = draw_curves("run")

@@ -160,9 +160,8 @@ ADVICE = {
     "no column of messages or prompts": "say which column holds them, e.g. '+prompts.fields.prompt=COLUMN' "
     "(conf/prompts/default.yaml)",
     "unknown role": "say whose turns they are, e.g. '+prompts.roles={NAME: user}' (conf/prompts/default.yaml)",
-    "license missing": "give the licence of rows that name none, e.g. prompts.license=Apache-2.0; data of your own "
-    "gets a name that you allow: prompts.license=in-house 'prompts.licenses.allowed_terms=[in-house]' "
-    "(conf/prompts/licenses)",
+    "license missing": "give the licence of rows that name none, e.g. prompts.license=Apache-2.0; for data of your "
+    "own: prompts=in_house",
     "license": "if you may use these rows, allow their licence: 'prompts.licenses.allowed_terms=[\"NAME\"]' "
     "(conf/prompts/licenses)",
     "source forbidden": "if the rows are yours to use, allow them by this name: 'prompts.licenses.cleared=[\"NAME\"]'; "

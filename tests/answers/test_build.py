@@ -99,7 +99,7 @@ def test_a_turn_that_is_not_to_be_trained_is_context_in_the_stored_sample(tiny_p
         for number, mark in enumerate(marks)
     ]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    own = ("prompts/privacy=patterns", "prompts.license=in-house", "prompts.licenses.allowed_terms=[in-house]")
+    own = ("prompts=in_house",)
     target = (f"target.path={tiny_path}", "target.dtype=float32", "target.device=cpu", "target.check_health=false")
     data = (f"prompts.path={tmp_path}/rows.jsonl", "prompts.processes=1", f"out_dir={tmp_path}", "answers=imported")
     call_script("precompute", *own, *target, *data, "features=huggingface", output_dir=tmp_path / "logs")

@@ -69,7 +69,7 @@ def test_a_failing_run_leaves_the_earlier_prompts_whole(prepare, tmp_path):
     ("rows", "config", "message"),
     [
         ([{"prompt": "a"}, {"prompt": "b"}, "broken"], {},
-         r"none of 3 rows in chats passed \(license missing: 2.*prompts\.licenses\.allowed_terms=\[in-house\]"),
+         r"none of 3 rows in chats passed \(license missing: 2.*prompts=in_house"),
         ([], {}, r"none of 0 rows in chats passed \(the sources are empty\); give rows with messages"),
         ([chat("a", license=None), {"x": 1}, {"x": 2}], {}, r"prompts: 2, license missing: 1\); say which column"),
         ([chat("a", source="ShareGPT")], {}, r"\(ShareGPT: 1\)\); .*licenses\.cleared=\[\"ShareGPT\"\]"),
