@@ -29,7 +29,7 @@ from eagle3.answers.served import ServedAnswerer
 from eagle3.compose import compose_run
 from eagle3.engine.client import ask, new_session
 from eagle3.engine.endpoint import Answer
-from eagle3.engine.local_servers import servers_of, serving
+from eagle3.engine.local_servers import build_servers, serving
 from eagle3.features.capture_check import plain_sentinels
 from eagle3.features.conversation import Conversation
 from eagle3.features.served import ServedExtractor
@@ -132,7 +132,7 @@ def answers(target: StoredTarget, launch: LaunchSettings, work: Path, count: int
     sampling = Sampling(temperature=0.7, top_p=1.0, top_k=0, max_new_tokens=ANSWER_TOKENS)
     run = precompute_run()
     chat = Chat(target.tokenizer, run.chat, stop_ids=target.stop_ids)
-    servers = servers_of(launch, 1, target=target.path, revision=None, draft=None, folder=work / "logs")
+    servers = build_servers(launch, 1, target=target.path, revision=None, draft=None, folder=work / "logs")
     with serving(servers) as [server], ExitStack() as stack:
         own = replace(run.answers.read(ServedSettings), urls=[server.url])
         answerer = ServedAnswerer(own, target=target, chat=chat, sampling=sampling, launch=launch, folder=work)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from eagle3.answers.build import chat_of, prompt_limit
+from eagle3.answers.build import build_chat, prompt_limit
 from eagle3.answers.dialogue import Dialogue
 from eagle3.answers.store import read_answers, read_rows
 from eagle3.errors import MAKE_PROMPTS, InputError
@@ -25,7 +25,7 @@ from eagle3.storage.files import read_jsonl, write_json
 from eagle3.target.capture import default_capture_layers
 from eagle3.target.facts import TargetConfig, target_config
 from eagle3.target.files import TargetFiles
-from eagle3.target.model import decoder_of, empty_model
+from eagle3.target.model import empty_model, find_decoder
 from eagle3.target.stored import StoredTarget, stored_target
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def tokens_of_prompts(run: PrecomputeRun, out_dir: Path, target: StoredTarget) -
         raise InputError(f"{out_dir}/answers has no imported answers to count; run stages=[answers], without a GPU")
     count = number_of_prompts(out_dir)
     step = max(1, count // run.estimate.prompts)
-    longest, chat = run.sampling.max_new_tokens, chat_of(run.chat, target)
+    longest, chat = run.sampling.max_new_tokens, build_chat(run.chat, target)
     most = prompt_limit(target.text_config, longest, run.sampling.max_prompt_tokens)
     sizes, left_out = [], Counter[str]()
     for prompt in islice(read_jsonl(out_dir / "prompts" / "prompts.jsonl"), 0, None, step):
@@ -177,7 +177,7 @@ def active_parameters(files: TargetFiles) -> int:
     lm_head: Any = model.get_output_embeddings().weight
     chosen, experts = (next((n for key in keys if (n := getattr(config, key, None))), 1) for keys in EXPERTS)
     total = float(lm_head.numel())
-    for name, parameter in decoder_of(model, files.path).named_parameters():
+    for name, parameter in find_decoder(model, files.path).named_parameters():
         if parameter is not embedding:
             total += parameter.numel() * (chosen / experts if ".experts." in name else 1)
     return round(total)

@@ -16,7 +16,7 @@ import lightning
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 
 from eagle3.adapters.quiet import quiet_libraries
-from eagle3.answers.build import chat_of
+from eagle3.answers.build import build_chat
 from eagle3.commands.precompute import precompute
 from eagle3.commands.train import train_in
 from eagle3.compose import compose_run
@@ -30,7 +30,7 @@ from eagle3.serving.show.trace import Trace, traced
 from eagle3.settings.serving import DecodeRun, Decoding
 from eagle3.settings.training import TrainRun
 from eagle3.target.model import Target, load_target
-from eagle3.training.curves import figure_of_runs
+from eagle3.training.curves import draw_runs
 
 Watch = Callable[[int, dict[str, float]], None]
 
@@ -61,7 +61,7 @@ def open_target(path: str | Path, *overrides: str) -> Target:
     quiet_libraries()
     run = _decoding(f"target.path={path}", *overrides)
     target = load_target(**vars(run.target))
-    return replace(target, stop_ids=chat_of(run.chat, target).stop_ids)
+    return replace(target, stop_ids=build_chat(run.chat, target).stop_ids)
 
 
 def read_prompts(target: Target, path: str | Path, *, limit: int | None = None, max_new_tokens: int = 96) -> PromptSet:
@@ -72,7 +72,7 @@ def read_prompts(target: Target, path: str | Path, *, limit: int | None = None, 
     found = prompt_source(run.prompts)
     assert found is not None  # its path is given
     room = target.text_config.max_position_embeddings - max_new_tokens - 64  # the most steps that a draft has
-    return file_prompts(chat_of(run.chat, target), found, limit=limit, max_length=room)
+    return file_prompts(build_chat(run.chat, target), found, limit=limit, max_length=room)
 
 
 def decode(target: Target, trained: TrainedHead, prompts: PromptSet, **settings: Any) -> list[Trace]:
@@ -86,7 +86,7 @@ def decode(target: Target, trained: TrainedHead, prompts: PromptSet, **settings:
 
 def draw_curves(*runs: str | Path) -> Any:
     """Draw the curves of a training from its metrics.csv, also while it runs, or of several; a figure of matplotlib."""
-    return figure_of_runs([Path(run) for run in runs])
+    return draw_runs([Path(run) for run in runs])
 
 
 def _decoding(*overrides: str) -> DecodeRun:

@@ -22,7 +22,7 @@ SYSTEM = {"role": "system", "content": "Answer in French."}
 THOUGHT = "Easy: two and two."
 
 
-def chat_of(family: str) -> Chat:
+def build_chat(family: str) -> Chat:
     tokenizer = make_tokenizer(family)
     tokenizer.chat_template = (ASSETS / f"templates/{family}.jinja").read_text()
     return Chat(tokenizer, ChatSettings(**SETTINGS), stop_ids={tokenizer.eos_token_id})
@@ -83,7 +83,7 @@ TALK = [user("Two and two?"), assistant("Four."), user("Sure?"), assistant("Yes!
 def test_regenerated_rows_of_speculators_keep_their_ids(
     family: str, system: list[Row], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat = chat_of(family)
+    chat = build_chat(family)
     rows = regenerated(chat, family, [*system, *TALK], "<think>\nEasy.\n</think>\n\n" if family == "qwen3" else "")
     [row], said = converted("from_speculators", chat, rows, tmp_path, capsys, monkeypatch)
     assert row["id"] == "conv-0" and said.startswith("0 answers left out")
@@ -100,7 +100,7 @@ def test_regenerated_rows_of_speculators_keep_their_ids(
 
 @pytest.mark.parametrize("keep_answers", [False, True])
 def test_regenerated_rows_of_speculators_are_refused_with_the_page_that_helps(keep_answers: bool) -> None:
-    for row in regenerated(chat_of("qwen2_5"), "qwen2_5", TALK, ""):
+    for row in regenerated(build_chat("qwen2_5"), "qwen2_5", TALK, ""):
         with pytest.raises(Refused, match=r"row of token ids, as speculators .*docs/how-to/moving\.md"):
             messages_of(row, keep_answers=keep_answers)
 
@@ -108,7 +108,7 @@ def test_regenerated_rows_of_speculators_are_refused_with_the_page_that_helps(ke
 def test_regenerated_rows_end_where_a_tool_is_called(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat = chat_of("qwen2_5")
+    chat = build_chat("qwen2_5")
     rows = regenerated(chat, "qwen2_5", TALK, "")
     rows[1]["metadata"] |= {"is_tool_call": True, "finish_reason": "tool_calls"}
     [row], said = converted("from_speculators", chat, rows, tmp_path, capsys, monkeypatch)
@@ -121,7 +121,7 @@ def test_the_reasoning_of_rows_of_specforge_is_trained(
 ) -> None:
     """As scripts/regenerate_train_data.py of sgl-project/SpecForge writes them at commit a6b6b02 with --reasoning save
     (call_sglang)."""
-    chat = chat_of(family)
+    chat = build_chat(family)
     turns = [{**turn, "reasoning_content": THOUGHT} if turn["role"] == "assistant" else turn for turn in TALK[:4]]
     rows = [{"id": "r0", "conversations": turns, "status": "success"}]
     found, said = converted("from_specforge", chat, rows, tmp_path, capsys, monkeypatch)
@@ -149,7 +149,7 @@ def test_reasoning_next_to_the_content_is_refused_with_the_page_that_helps(key: 
 def test_prompt_and_completion_of_trl_are_read_as_they_are(completion: Any) -> None:
     """As docs/source/dataset_formats.md of huggingface/trl has them at commit f2cd577: texts, or lists of turns."""
     row = {"prompt": "2+2?" if isinstance(completion, str) else [user("2+2?")], "completion": completion}
-    chat = chat_of("qwen2_5")
+    chat = build_chat("qwen2_5")
     answers = imported(chat, row)
     assert [answer.refused for answer in answers] == [None] * (2 if len(completion) == 3 else 1)
     assert chat.decode(answers[0].answer_ids) == "Four.<|im_end|>"

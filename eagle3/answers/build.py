@@ -18,12 +18,12 @@ from eagle3.engine.endpoint import ENDPOINTS
 from eagle3.engine.local_servers import for_worker
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import ChatSettings, PrecomputeRun, Sampling, ServedSettings
-from eagle3.target.capture import logit_transform_of
-from eagle3.target.facts import context_of
+from eagle3.target.capture import read_logit_transform
+from eagle3.target.facts import context_length
 from eagle3.target.files import TargetFiles
 from eagle3.target.model import Target, loaded_target
 from eagle3.target.stored import StoredTarget, stored_target
-from eagle3.workers.build import workers_of
+from eagle3.workers.build import build_workers
 from eagle3.workers.meter import Meter
 from eagle3.workers.task import Build, WorkerId, Workers, take_from
 
@@ -34,7 +34,7 @@ AHEAD = 1024  # prompts that a worker holds, for an answerer that does not state
 
 
 def answer(run: PrecomputeRun, target: StoredTarget, workers: Workers) -> AnswerCounts:
-    chat, sampling, out_dir = chat_of(run.chat, target), run.sampling, run.folder
+    chat, sampling, out_dir = build_chat(run.chat, target), run.sampling, run.folder
     if run.answered_by == "imported":
         answers = run.answers.build(leave_out=["name"])
         limit = sampling.max_prompt_tokens
@@ -62,7 +62,7 @@ def answer_workers(run: PrecomputeRun) -> Workers:
     if run.answered_by in ENDPOINTS:
         served = run.answers.read(ServedSettings)
         servers = 0 if served.urls else served.servers or 1
-    return workers_of(run, servers=servers)
+    return build_workers(run, servers=servers)
 
 
 def answer_task(run: PrecomputeRun) -> Build:
@@ -75,7 +75,7 @@ def prompts_ahead(run: PrecomputeRun) -> int:
     return 2 * at_once
 
 
-def chat_of(settings: ChatSettings, target: Target | TargetFiles) -> Chat:
+def build_chat(settings: ChatSettings, target: Target | TargetFiles) -> Chat:
     require_bounded_template(target.tokenizer, settings)
     return Chat(target.tokenizer, settings, stop_ids=target.stop_ids, rows=target.text_config.vocab_size)
 
@@ -83,7 +83,7 @@ def chat_of(settings: ChatSettings, target: Target | TargetFiles) -> Chat:
 def checked_target(run: PrecomputeRun) -> Target:
     """Load the target; one that cannot be a teacher is refused before it answers."""
     target = loaded_target(**vars(run.target))
-    logit_transform_of(target)
+    read_logit_transform(target)
     return target
 
 
@@ -92,7 +92,7 @@ def answering(run: PrecomputeRun, folder: Path, worker: WorkerId) -> Iterator[An
     """Make the task of a worker; `folder` takes the logs of servers."""
     served = run.answered_by in ENDPOINTS
     target: Target | StoredTarget = stored_target(**vars(run.target)) if served else checked_target(run)
-    chat, sampling = chat_of(run.chat, target), run.sampling.only(Sampling)
+    chat, sampling = build_chat(run.chat, target), run.sampling.only(Sampling)
     target = replace(target, stop_ids=chat.stop_ids)
     parts: dict[str, Any] = {"target": target, "sampling": sampling}
     if served:
@@ -140,7 +140,7 @@ def import_answers(
 ) -> AnswerCounts:
     made_with = MadeWith(answers=answers.name, chat=chat.settings, sampling=None, seed=None, on_length=None)
     store = _open_store(target, made_with, out_dir)
-    context = context_of(target.text_config)
+    context = context_length(target.text_config)
     with store.telling_kept(), Meter(store.pending, desc="answers", unit="prompt", of="answer tokens") as progress:
         take = take_from(store.pending_prompts())
         while prompts := take(WRITTEN_TOGETHER):
@@ -155,7 +155,7 @@ def import_answers(
 
 def prompt_limit(text_config: PreTrainedConfig, max_new_tokens: int, max_prompt_tokens: int | None) -> int | None:
     """Return the most tokens of a prompt that leave room for its answer in the target's context."""
-    context = context_of(text_config)
+    context = context_length(text_config)
     if context is None:
         return max_prompt_tokens
     if max_new_tokens >= context:

@@ -15,7 +15,7 @@ from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from eagle3.adapters.transformers import added_ids, control_ids
-from eagle3.answers.reasoning import reasoning_of
+from eagle3.answers.reasoning import find_reasoning
 from eagle3.answers.template_limits import ANOTHER, TemplateFailed, Unbounded, renderer, require_bounded
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import ChatSettings
@@ -54,7 +54,7 @@ class Chat:
         self.rows = rows
         self.control_ids, self._added_ids = control_ids(tokenizer), added_ids(tokenizer)
         source, self._template, self._variables = _template_and_variables(tokenizer, settings)
-        self.reasoning = reasoning_of(settings.reasoning_parser, source)
+        self.reasoning = find_reasoning(settings.reasoning_parser, source)
         self.settings: dict[str, Any] = {
             "template_hash": template_hash(source),
             "template_kwargs": dict(settings.template_kwargs),

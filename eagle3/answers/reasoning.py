@@ -56,7 +56,7 @@ class Reasoning:
         return answer.partition(self.end)[2].strip()
 
 
-def reasoning_of(parser: str | list[str] | None, template: str) -> Reasoning | None:
+def find_reasoning(parser: str | list[str] | None, template: str) -> Reasoning | None:
     """Return the marks that `chat.reasoning_parser` names, or those that the template itself writes or looks for."""
     if isinstance(parser, list):
         return Reasoning(*parser)

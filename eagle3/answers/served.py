@@ -17,7 +17,7 @@ from eagle3.answers.chat import Chat, RefusedConversation
 from eagle3.engine.client import RequestRefused, ServerFailed, allow_connections, new_session
 from eagle3.engine.draft import Draft
 from eagle3.engine.endpoint import ENDPOINTS, Endpoint, Request
-from eagle3.engine.local_servers import servers_of, serving
+from eagle3.engine.local_servers import build_servers, serving
 from eagle3.engine.pool import PROBE_S, Pool
 from eagle3.engine.process import Server
 from eagle3.engine.same_target import SENTENCE, require_same_model, require_same_tokens, require_same_weights
@@ -83,7 +83,7 @@ class ServedAnswerer(Answerer):
         own, draft = self.settings, None
         if own.head is not None:
             draft = Draft(head=own.head, steps=own.steps, topk=own.topk, draft_tokens=own.draft_tokens)
-        servers = servers_of(
+        servers = build_servers(
             self.launch,
             own.servers,
             target=self.target.path,

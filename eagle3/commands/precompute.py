@@ -126,11 +126,11 @@ class PromptsStage(Stage):
         prepare_prompts(run.prompts, rules, keep_answers=keep_answers, out_dir=run.folder, growing=growing)
 
     def _markers(self, run: PrecomputeRun) -> "TargetMarkers":
-        from eagle3.answers.build import chat_of
+        from eagle3.answers.build import build_chat
         from eagle3.answers.markers import target_markers
         from eagle3.target.files import read_target_files
 
-        return target_markers(chat_of(run.chat, read_target_files(**vars(run.target))))
+        return target_markers(build_chat(run.chat, read_target_files(**vars(run.target))))
 
 
 class TargetPromptsStage(PromptsStage):
@@ -163,9 +163,9 @@ class EstimateStage(Stage):
         return "estimate", "target", "chat", "answers", "sampling", "features"
 
     def check_target(self, run: PrecomputeRun, target: "TargetFiles") -> None:
-        from eagle3.answers.build import chat_of
+        from eagle3.answers.build import build_chat
 
-        chat_of(run.chat, target)
+        build_chat(run.chat, target)
         check_layers(run, target)
 
     def run(self, run: PrecomputeRun, engine: Continued) -> None:
@@ -191,10 +191,10 @@ class AnswersStage(Stage):
         return "target", "chat", "answers", "sampling", "workers", *servers
 
     def check_target(self, run: PrecomputeRun, target: "TargetFiles") -> None:
-        from eagle3.answers.build import chat_of, prompt_limit
+        from eagle3.answers.build import build_chat, prompt_limit
         from eagle3.engine.endpoint import ENDPOINTS
 
-        chat_of(run.chat, target)
+        build_chat(run.chat, target)
         if run.answered_by != "imported":
             limits = run.sampling
             prompt_limit(target.text_config, limits.max_new_tokens, limits.max_prompt_tokens)
@@ -314,14 +314,14 @@ def choose_engine(run: PrecomputeRun) -> PrecomputeRun:
         if run.answers.keys["urls"] or sglang_can(run, "answers"):
             run = replace(run, answers=run.answers.with_keys(name="sglang"))
         else:
-            run = checked_run(plain(run) | {"answers": huggingface_instead_of(run.answers)}, "precompute")
+            run = checked_run(plain(run) | {"answers": huggingface_option(run.answers)}, "precompute")
     engine = run.features.engine
     if engine is not None and not engine.required and not sglang_can(run, "features"):
         run = replace(run, features=replace(run.features, engine=None))
     return run
 
 
-def huggingface_instead_of(auto: Part) -> dict[str, Any]:
+def huggingface_option(auto: Part) -> dict[str, Any]:
     """Return the option answers/huggingface, of the user's own --config-dir if it has one; a warning names the values
     given for `auto` that it does not take."""
     folders = [Path(folder) / "answers" for folder in (*own_config_dirs(), CONF)]

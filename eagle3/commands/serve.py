@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.adapters.quiet import quiet_libraries
-from eagle3.answers.build import chat_of
+from eagle3.answers.build import build_chat
 from eagle3.answers.chat import Chat
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
 from eagle3.head.eagle3 import EAGLE3
 from eagle3.head_files.files import MAKE_HEAD, read_files, read_without_weights
 from eagle3.head_files.finding import Finding, findings_table, has_errors, require_no_errors
-from eagle3.head_files.format import kind_of
+from eagle3.head_files.format import read_kind
 from eagle3.head_files.servers import require_server
 from eagle3.hydra_run import given_keys, output_dir
 from eagle3.progress import duration
@@ -95,7 +95,7 @@ def export_head(run: ExportRun) -> None:
         measurer = exports_measurer(run, trained)
         files = export.write_head(trained, new, versions=provenance())
         findings, files = check_export(trained, files, measurer)
-        write_card(files, trained.settings, draft_of(run, kind_of(files).sglang_algorithm))
+        write_card(files, trained.settings, build_draft(run, read_kind(files).sglang_algorithm))
         if has_errors(findings):
             log.warning("head=%s is not written, and what was there is left alone", head)
         conclude(findings, run)
@@ -148,7 +148,7 @@ def compare_heads(run: CompareRun) -> None:
     require_comparable(folders, files, run.compare)
     context = files.text_config.max_position_embeddings
     room = longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=run.compare.most_steps)
-    chat = chat_of(run.chat, files)
+    chat = build_chat(run.chat, files)
     prompts = file_prompts(chat, source, limit=run.limit, max_length=room)
     target = replace(load_target(**vars(run.target)), stop_ids=chat.stop_ids)
     compare(
@@ -171,7 +171,7 @@ def launch_server(run: LaunchRun) -> None:
             f"leave it out"
         )
     drafts = adaptive_draft(run) or draft(run)
-    launch(run.launch, target_of_server(run), drafts, dry_run=run.dry_run, folder=output_dir())
+    launch(run.launch, read_server_target(run), drafts, dry_run=run.dry_run, folder=output_dir())
 
 
 def bench_servers(run: BenchRun) -> None:
@@ -181,9 +181,9 @@ def bench_servers(run: BenchRun) -> None:
 
     if run.head is None and not run.bench.urls:
         raise InputError(f"head is not set; give the folder of an exported head, made by: {MAKE_HEAD}")
-    target = target_of_server(run)
+    target = read_server_target(run)
     paths = run.bench.prompts or ({"prompts": run.prompts.path} if run.prompts.path is not None else {})
-    chat = chat_of(run.chat, target)
+    chat = build_chat(run.chat, target)
     prompts = served_prompts(run, paths, target, chat, steps=run.steps)
     sampling = run.for_server(run.max_new_tokens, chat.stop_ids)
     bench(
@@ -203,7 +203,7 @@ def tune_head(run: TuneRun) -> None:
 
     launched(run.head)
     target = read_target_files(**vars(run.target))
-    chat, paths = chat_of(run.chat, target), {"prompts": run.prompts.path}
+    chat, paths = build_chat(run.chat, target), {"prompts": run.prompts.path}
     tune(
         run.tune,
         run.launch,
@@ -229,7 +229,7 @@ def served_prompts(
 
 
 def draft(run: LaunchRun) -> Draft | None:
-    return None if run.head is None else draft_of(run, launched(run.head))
+    return None if run.head is None else build_draft(run, launched(run.head))
 
 
 def adaptive_draft(run: LaunchRun) -> Draft | None:
@@ -237,17 +237,17 @@ def adaptive_draft(run: LaunchRun) -> Draft | None:
         return None
     if run.head is None:
         raise InputError(f"adaptive={run.adaptive} says how a head drafts; set head, or leave out adaptive")
-    return replace(draft_of(run, launched(run.head)), adaptive=run.adaptive)
+    return replace(build_draft(run, launched(run.head)), adaptive=run.adaptive)
 
 
 def launched(head: str) -> str:
     """Return SGLang's name of how a head drafts; InputError if no server can serve its kind."""
     if not Path(head).is_dir():
         return EAGLE3.sglang_algorithm  # launch.check says what is wrong there
-    return require_server(kind_of(read_without_weights(head)), head)
+    return require_server(read_kind(read_without_weights(head)), head)
 
 
-def draft_of(run: LaunchRun | DecodeRun, algorithm: str | None) -> Draft:
+def build_draft(run: LaunchRun | DecodeRun, algorithm: str | None) -> Draft:
     assert run.head is not None
     return Draft(
         head=run.head,
@@ -259,7 +259,7 @@ def draft_of(run: LaunchRun | DecodeRun, algorithm: str | None) -> Draft:
     )
 
 
-def target_of_server(run: LaunchRun) -> TargetFiles:
+def read_server_target(run: LaunchRun) -> TargetFiles:
     """Read the target's files; a server loads its weights, so keys for loading it here are warned of."""
     for key in ("target.dtype", "target.device", "target.attention", "target.check_health"):
         if key in given_keys():
@@ -270,7 +270,7 @@ def target_of_server(run: LaunchRun) -> TargetFiles:
 def make_measurer(run: DecodeRun, target_settings: dict[str, Any]) -> Measurer:
     source = prompt_source(run.prompts)
     target = load_target(**target_settings)
-    chat = chat_of(run.chat, target)
+    chat = build_chat(run.chat, target)
     return Measurer(
         target=replace(target, stop_ids=chat.stop_ids),
         chat=chat,

@@ -57,10 +57,10 @@ def train(run: TrainRun) -> float:
     quiet_libraries()
     if rank_zero_only.rank:  # type: ignore[attr-defined]
         logging.disable(logging.INFO)  # which is the same on every rank
-    if in_sweep() and run.ckpt_path == "auto" and (score := score_of_job()) is not None:
+    if in_sweep() and run.ckpt_path == "auto" and (score := read_score()) is not None:
         return score  # of a finished job: the sweep is continued
     if in_sweep() and (isinstance(run.trainer.keys["strategy"], dict) or trains_on_several(run.trainer.keys)):
-        return job_of_ranks(run)
+        return run_job_with_ranks(run)
     return train_in(output_dir(), run)
 
 
@@ -112,13 +112,13 @@ def train_alone(run: TrainRun, checkpoints: RunCheckpoints, watching: Sequence[C
     return score
 
 
-def job_of_ranks(run: TrainRun) -> float:
-    if in_own_process() != 0 or (score := score_of_job()) is None:
+def run_job_with_ranks(run: TrainRun) -> float:
+    if in_own_process() != 0 or (score := read_score()) is None:
         return failed_score(run.best_mode)
     return score
 
 
-def score_of_job() -> float | None:
+def read_score() -> float | None:
     """Return the score in the result of this run's folder; None before there is one."""
     result = output_dir() / "result.json"
     return read_sealed_json(result, made_by="the job")["score"] if result.is_file() else None

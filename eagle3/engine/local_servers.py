@@ -18,7 +18,7 @@ from eagle3.workers.task import WorkerId
 PORTS = 8  # reserved for each worker: one for each server on its machine
 
 
-def servers_of(
+def build_servers(
     settings: LaunchSettings,
     count: int | None,
     *,

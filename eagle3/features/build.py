@@ -29,7 +29,7 @@ from eagle3.target.device import free_bytes
 from eagle3.target.identity import require_same_target
 from eagle3.target.model import load_target, resolved_dtype, unload
 from eagle3.target.stored import StoredTarget, stored_target
-from eagle3.workers.build import target_on_gpu, workers_of
+from eagle3.workers.build import build_workers, target_on_gpu
 from eagle3.workers.meter import Meter, Progress
 from eagle3.workers.task import Build, WorkerId, Workers
 
@@ -56,7 +56,7 @@ def extract(run: PrecomputeRun, target: StoredTarget) -> Manifest:
     return extract_features(
         target=target,
         settings=feature_settings(run, target),
-        workers=workers_of(run, servers=(engine.servers or 1) if engine else None),
+        workers=build_workers(run, servers=(engine.servers or 1) if engine else None),
         build=partial(sharding, run, out_dir / "logs"),
         out_dir=out_dir,
         storage=feature_folder(run),

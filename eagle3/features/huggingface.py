@@ -15,7 +15,7 @@ from eagle3.features.conversation import Conversation, filled
 from eagle3.features.sample import Sample, positions_with_teacher, stored_rows
 from eagle3.features.task import Extractor
 from eagle3.target.batches import batches_by_tokens
-from eagle3.target.capture import Capture, Features, logit_transform_of
+from eagle3.target.capture import Capture, Features, read_logit_transform
 from eagle3.target.facts import LogitTransform
 from eagle3.target.model import Target
 
@@ -33,7 +33,7 @@ class HuggingFaceExtractor(Extractor):
         self.left_out: Counter[str] = Counter()
 
     def logit_transform(self) -> LogitTransform:
-        return logit_transform_of(self.target)
+        return read_logit_transform(self.target)
 
     def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
         for window in filled(conversations, lambda item: len(item.input_ids), self.batch_tokens * BATCHES_IN_WINDOW):

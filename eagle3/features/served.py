@@ -19,7 +19,7 @@ from torch import Tensor
 
 from eagle3.engine.capture import Captured, CaptureFolder, CapturingServer, with_hooks
 from eagle3.engine.client import RequestRefused, new_session
-from eagle3.engine.local_servers import servers_of, serving
+from eagle3.engine.local_servers import build_servers, serving
 from eagle3.engine.pool import Pool
 from eagle3.engine.versions import capture_flags, find_sglang, require_capture
 from eagle3.errors import InputError
@@ -110,7 +110,7 @@ class ServedExtractor(Extractor):
             sizes = {"batch_tokens": self.batch_tokens, "most_bytes": self.most_bytes}
             return capture_flags(version, self.layers, folder.path, dtype=self.dtype, **sizes)
 
-        servers = servers_of(
+        servers = build_servers(
             with_hooks(self.launch),
             self.settings.servers,
             target=self.target.path,

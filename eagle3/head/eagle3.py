@@ -82,7 +82,7 @@ class Eagle3(Kind):
             vocab_size=config["vocab_size"],
             draft_vocab_size=config.get("draft_vocab_size") or config["vocab_size"],
             rms_norm_eps=config["rms_norm_eps"],
-            rope_parameters=rope_of(config) or {"rope_type": "default", "rope_theta": 10000.0},  # as servers assume
+            rope_parameters=read_rope(config) or {"rope_type": "default", "rope_theta": 10000.0},  # as servers assume
             max_position_embeddings=config["max_position_embeddings"],
             fc_norm=has_fc_norm(config),
             norm_before_fc=has_norm_before_fc(config),
@@ -102,7 +102,7 @@ def has_norm_before_fc(config: dict[str, Any]) -> bool:
     return bool(stated.get("norm_before_fc"))
 
 
-def rope_of(config: dict[str, Any]) -> dict[str, Any] | None:
+def read_rope(config: dict[str, Any]) -> dict[str, Any] | None:
     """Return RoPE in transformers 5's notation: rope_parameters, else rope_theta and rope_scaling; None if absent."""
     rope = config.get("rope_parameters") or {}
     if not rope and config.get("rope_theta"):

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator
 
-from eagle3.head.eagle3 import EAGLE3, has_norm_before_fc, rope_of
+from eagle3.head.eagle3 import EAGLE3, has_norm_before_fc, read_rope
 from eagle3.head_files.files import ARCHITECTURE, NESTED, HeadFiles
 from eagle3.head_files.finding import Level, Problem, TargetFacts
-from eagle3.head_files.format import VOCABULARY_MAPS, head_config, kind_of
+from eagle3.head_files.format import VOCABULARY_MAPS, head_config, read_kind
 from eagle3.head_files.servers import obstacles, summary
 from eagle3.target.facts import context_factor
 
@@ -37,7 +37,7 @@ def check_model(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
         if config.get(key) != getattr(facts.config, key):
             sizes = f"{key}={config.get(key)}, this target has {getattr(facts.config, key)}"
             yield "error", f"{sizes}: it is a head of another target; give the target that it was trained on"
-    if kind_of(files) is not EAGLE3:  # check_servers says that no server knows it
+    if read_kind(files) is not EAGLE3:  # check_servers says that no server knows it
         head_config(files)
         return
     if config.get("architectures") != [ARCHITECTURE]:
@@ -83,8 +83,8 @@ def check_options(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 
 def check_rope(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """RoPE is stated, and is the target's unless the training is recorded."""
-    stated, expected = rope_of(files.config), rope_of({"rope_parameters": facts.config.rope_parameters})
-    older = rope_of({key: value for key, value in files.config.items() if key != "rope_parameters"})
+    stated, expected = read_rope(files.config), read_rope({"rope_parameters": facts.config.rope_parameters})
+    older = read_rope({key: value for key, value in files.config.items() if key != "rope_parameters"})
     if stated is None:
         yield "error", f"rope_theta is missing: SGLang assumes 10000; set rope_parameters to {expected}"
     elif older not in (None, stated):
@@ -95,7 +95,7 @@ def check_rope(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 
 def check_context(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """max_position_embeddings, times the factor of RoPE if it has one, covers the target's context."""
-    stated, factor = files.config.get("max_position_embeddings") or 0, context_factor(rope_of(files.config) or {})
+    stated, factor = files.config.get("max_position_embeddings") or 0, context_factor(read_rope(files.config) or {})
     length = int(stated * factor)
     needed = int(facts.config.max_position_embeddings * context_factor(facts.config.rope_parameters))
     if length < needed:

@@ -21,8 +21,8 @@ from eagle3.head_files.format import (
     draft_head,
     expected_shapes,
     head_config,
-    kind_of,
     lost_values,
+    read_kind,
 )
 
 BIASES_AND_NORMS = (".bias", "q_norm.weight", "k_norm.weight")
@@ -33,7 +33,7 @@ CHUNK = 8192
 
 def check_tensors(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """The file holds every tensor that a server loads, in its shape and finite, and no other."""
-    if kind_of(files) is not EAGLE3:
+    if read_kind(files) is not EAGLE3:
         yield from _as_decoded(files)
         return
     expected = expected_shapes(files, head_config(files))
@@ -57,7 +57,7 @@ def _as_decoded(files: HeadFiles) -> Iterator[Problem]:
     """Check the tensors of a head that no server loads, but our decoder."""
     known = {name for name, _ in draft_head(files, None).named_parameters()}
     for name in sorted(files.tensors.keys() - known - {*VOCABULARY_MAPS}):
-        yield "error", f"{name} is unknown to heads of kind {kind_of(files).name}; {MAKE_AGAIN}"
+        yield "error", f"{name} is unknown to heads of kind {read_kind(files).name}; {MAKE_AGAIN}"
 
 
 def _fix(name: str, missing: list[str]) -> str:

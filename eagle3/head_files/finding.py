@@ -53,7 +53,7 @@ Problem = tuple[Level, str]
 Check = Callable[[HeadFiles, TargetFacts], Iterator[Problem]]
 
 
-def facts_of_target(target: Target, template_hash: str | None) -> TargetFacts:
+def target_facts(target: Target, template_hash: str | None) -> TargetFacts:
     """Gather the facts of a loaded target; `template_hash` is of the template in use, which may come from a file."""
     return TargetFacts(
         config=target.facts,

@@ -22,7 +22,7 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.head.draft_head import HeadConfig, WithoutValues
 from eagle3.head.draft_vocab import from_offsets, membership, to_offsets
-from eagle3.head.eagle3 import EAGLE3, has_fc_norm, has_norm_before_fc, rope_of
+from eagle3.head.eagle3 import EAGLE3, has_fc_norm, has_norm_before_fc, read_rope
 from eagle3.head.head import Head, HeadSizes
 from eagle3.head.kind import Kind
 from eagle3.head.registry import kind_in, kind_named, new_head
@@ -103,7 +103,7 @@ def draft_head(files: HeadFiles, dtype: torch.dtype | None) -> Head:
     return head.eval().requires_grad_(False)
 
 
-def kind_of(files: HeadFiles) -> Kind:
+def read_kind(files: HeadFiles) -> Kind:
     """Return the kind that config.json, or else training.json, names; other trainers' are taken for EAGLE-3, and the
     checks say so."""
     return kind_in(files.path, files.config.get(KIND) or (files.record.kind if files.record else EAGLE3.name))
@@ -111,10 +111,10 @@ def kind_of(files: HeadFiles) -> Kind:
 
 def head_config(files: HeadFiles) -> HeadSizes:
     """Read the head's sizes and options from config.json; InputError for a head that DraftHead does not compute."""
-    if kind_of(files) is EAGLE3:
+    if read_kind(files) is EAGLE3:
         require_readable(files)
     try:
-        config = kind_of(files).from_json(files.config)
+        config = read_kind(files).from_json(files.config)
         sizes = fields(HeadConfig if isinstance(config, HeadConfig) else HeadSizes)
         if null := next((each.name for each in sizes if getattr(config, each.name) is None), None):
             raise InputError(f"head={files.path}: config.json has {null}=null, a size that is null; state it")
@@ -140,7 +140,7 @@ def require_readable(files: HeadFiles) -> None:
     for key, differs in foreign.items():
         if differs:
             raise InputError(f"head={files.path}: {key} of config.json: {rule}; choose another head")
-    kind = (rope_of(config) or {}).get("rope_type", "default")
+    kind = (read_rope(config) or {}).get("rope_type", "default")
     if kind not in ROPE_TYPES:
         raise InputError(
             f"head={files.path}: rope_type={kind} in config.json: SGLang stops at types it does not know, and may "
@@ -177,7 +177,7 @@ def expected_shapes(files: HeadFiles, config: HeadSizes) -> dict[str, tuple[int,
 
 def build_draft_head(files: HeadFiles, config: HeadSizes, ids: Int[Tensor, " D"]) -> Head:
     with WithoutValues():
-        return new_head(kind_of(files), config, ids)
+        return new_head(read_kind(files), config, ids)
 
 
 def require_tensors(files: HeadFiles, config: HeadSizes) -> None:

@@ -12,7 +12,7 @@ from eagle3.head_files.check_config import check_model, check_options
 from eagle3.head_files.check_tensors import check_d2t, check_embedding, check_tensors
 from eagle3.head_files.files import HeadFiles, read_files, weight_files
 from eagle3.head_files.finding import Check, TargetFacts
-from eagle3.head_files.format import draft_head, kind_of
+from eagle3.head_files.format import draft_head, read_kind
 from eagle3.storage.files import sha256_file
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def read_start(path: str, source: FeatureSource) -> StartHead:
 
 def require_computed(files: HeadFiles, facts: TargetFacts) -> None:
     """Raise InputError for a head of EAGLE-3 that the training's own would not compute."""
-    if kind_of(files) is not EAGLE3:
+    if read_kind(files) is not EAGLE3:
         return
     for check in CHECKS:
         for level, message in check(files, facts):

@@ -15,7 +15,7 @@ import numpy as np
 from eagle3.features.samples import Samples
 from eagle3.features.source import FeatureSource
 from eagle3.storage.files import write_whole
-from eagle3.storage.records import Record, parse_sealed, sealed_bytes, version_of
+from eagle3.storage.records import Record, parse_sealed, read_version, sealed_bytes
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 
@@ -133,7 +133,7 @@ def read_record(folder: Path, *, made_by: str) -> HeadRecord | None:
         return None
     fix = f"export the head again, or take the file out of the folder: {made_by}"
     content = path.read_bytes()
-    if (version := version_of(content)) is not None and version < HeadRecord.FORMAT_VERSION:
+    if (version := read_version(content)) is not None and version < HeadRecord.FORMAT_VERSION:
         log.warning(
             "%s: format_version=%d is of an earlier version of this project: the head is read as another trainer's, "
             "without what its training recorded; to have that, export it again: %s",

@@ -11,7 +11,7 @@ from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3, has_fc_norm
 from eagle3.head.kind import Kind
 from eagle3.head_files.files import LAYER_IDS, HeadFiles, ids_of
-from eagle3.head_files.format import kind_of
+from eagle3.head_files.format import read_kind
 
 LLAMA_CPP_LAYERS = 3
 SGLANG, VLLM, LLAMA_CPP = "SGLang", "vLLM", "llama.cpp"
@@ -19,7 +19,7 @@ SGLANG, VLLM, LLAMA_CPP = "SGLang", "vLLM", "llama.cpp"
 
 def obstacles(files: HeadFiles) -> dict[str, list[str]]:
     """Return by server why it cannot serve the head as it was trained; nothing where it can."""
-    kind = kind_of(files)
+    kind = read_kind(files)
     if kind is not EAGLE3:
         unknown = [f"it does not know heads of kind {kind.name}"]
         return {SGLANG: [] if kind.sglang_algorithm else unknown, VLLM: unknown, LLAMA_CPP: unknown}
@@ -38,7 +38,7 @@ def require_server(kind: Kind, head: object) -> str:
 
 def summary(files: HeadFiles) -> str:
     """Return a line such as `SGLang and vLLM can serve this head; llama.cpp cannot: it has no fc_norm`."""
-    kind, found = kind_of(files), obstacles(files)
+    kind, found = read_kind(files), obstacles(files)
     if kind.sglang_algorithm is None:
         return f"no server can serve heads of kind {kind.name}"
     *others, last = [server for server, reasons in found.items() if not reasons] or ["none of " + ", ".join(found)]

@@ -39,7 +39,7 @@ class ScanTask:
     key: str
 
 
-def tasks_of(sources: list[Source], chunk_bytes: int, settings: Any) -> list[ScanTask]:
+def scan_tasks(sources: list[Source], chunk_bytes: int, settings: Any) -> list[ScanTask]:
     """Cut the sources, in the order of their files. settings: what else the result of a chunk depends on."""
     tasks = []
     for number, source in enumerate(sources):

@@ -32,7 +32,7 @@ from eagle3.prompts.ledger import (
 from eagle3.prompts.reading.sources import Source, configured_sources, require_unique_names
 from eagle3.prompts.report import write_report
 from eagle3.prompts.rules import Rules
-from eagle3.prompts.scan import Enough, KnownScanner, Scanner, ScanTask, in_order, known_tasks, scan, tasks_of
+from eagle3.prompts.scan import Enough, KnownScanner, Scanner, ScanTask, in_order, known_tasks, scan, scan_tasks
 from eagle3.prompts.selection import HELD_OUT, KNOWN, Selection
 from eagle3.secrets import public
 from eagle3.settings.parts import plain
@@ -80,7 +80,7 @@ def prepare_prompts(
 
     def select(sources: list[Source], *, first: int = 0) -> AbstractContextManager["Selected"]:
         """Select among the rows of the sources from number `first` on."""
-        tasks = tasks_of(sources, int(settings.chunk_mb * 1e6), list(made_by.values()))
+        tasks = scan_tasks(sources, int(settings.chunk_mb * 1e6), list(made_by.values()))
         tasks = [task for task in tasks if task.source >= first]
         return _selected(work, scanner, sources, tasks, rules, settings, grows=growing is not None)
 

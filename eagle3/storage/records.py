@@ -95,12 +95,12 @@ def parse_sealed(content: bytes, kind: type[AnyRecord], *, source: str, remedy: 
 
 
 def _require_version(content: bytes, kind: type[Record], source: str, remedy: str) -> None:
-    version = version_of(content) if kind.FORMAT_VERSION is not None else None
+    version = read_version(content) if kind.FORMAT_VERSION is not None else None
     if version is not None and version not in (kind.FORMAT_VERSION, *kind.OLDER_VERSIONS):
         raise InputError(f"{source}: format_version={version}, this code reads {kind.FORMAT_VERSION}; {remedy}")
 
 
-def version_of(content: bytes) -> int | None:
+def read_version(content: bytes) -> int | None:
     """Return the format version that a record states; None where it states none, for the seal or the parser to say."""
     try:
         version = json.loads(content)["format_version"]

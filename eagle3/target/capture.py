@@ -78,7 +78,7 @@ def _keep_input(places: list[Tensor], layer: nn.Module, args: tuple, kwargs: dic
 
 
 @torch.no_grad()
-def logit_transform_of(target: Target) -> LogitTransform:
+def read_logit_transform(target: Target) -> LogitTransform:
     """Return what turns `lm_head` times the final-normed last hidden into the target's own logits, proven on some.
 
     The teacher is computed from the stored hidden that way; InputError where none that the config names does it."""

@@ -71,7 +71,7 @@ class TokenizerJson(JsonObject):
     model_max_length: float
 
 
-def quantization_of(config: dict[str, Any]) -> str | None:
+def read_quantization(config: dict[str, Any]) -> str | None:
     """Return the scheme that config.json says the weights are quantised by, with its bits or its format."""
     found = next(filter(None, (part.get("quantization_config") for part in parts_of(config))), None)
     if found is None:
@@ -88,7 +88,7 @@ def parts_of(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def require_known_quantization(path: str, revision: str | None, config: dict[str, Any]) -> None:
     """Raise InputError for weights that are quantised in a way that transformers would silently skip."""
-    quantization = quantization_of(config)
+    quantization = read_quantization(config)
     if quantization is None:
         extra_file = next((name for name in QUANTIZATION_FILES if has_file(path, name, revision)), None)
         if "compression_config" in config or extra_file:

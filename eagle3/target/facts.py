@@ -63,7 +63,7 @@ class TargetConfig(Record):
     logit_transform: LogitTransform = PLAIN
 
 
-def context_of(text_config: PretrainedConfig) -> int | None:
+def context_length(text_config: PretrainedConfig) -> int | None:
     """Return the most tokens that a target reads at once, None where its config does not say."""
     return getattr(text_config, "max_position_embeddings", None)
 

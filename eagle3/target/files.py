@@ -19,7 +19,7 @@ from eagle3.target.checkpoint_files import (
     TargetJson,
     TokenizerJson,
     parts_of,
-    quantization_of,
+    read_quantization,
     require_known_quantization,
     require_no_adapter,
 )
@@ -53,7 +53,7 @@ class TargetFiles:
     @property
     def quantization(self) -> str | None:
         """The scheme that the weights are quantised by, in words."""
-        return quantization_of(self.config_dict)
+        return read_quantization(self.config_dict)
 
     @cached_property
     def tensors(self) -> CheckpointTensors:
@@ -62,7 +62,7 @@ class TargetFiles:
     @cached_property
     def identity(self) -> TargetIdentity:
         """Which model this is, by its files: the same whatever transformers makes of them when it loads them."""
-        return identity_of(self, self.tensors.hash(self.text_config.num_hidden_layers))
+        return make_identity(self, self.tensors.hash(self.text_config.num_hidden_layers))
 
     @cached_property
     def text_config(self) -> PreTrainedConfig:
@@ -174,7 +174,7 @@ def stated_dtype(config: dict[str, Any]) -> str | None:
 # --- identity --------------------------------------------------------------------------------------------------------
 
 
-def identity_of(files: TargetFiles, weights_hash: str) -> TargetIdentity:
+def make_identity(files: TargetFiles, weights_hash: str) -> TargetIdentity:
     """Return which model this is, with the tokenizer's own chat template."""
     template = files.tokenizer.chat_template
     return TargetIdentity(

@@ -96,7 +96,7 @@ def load_target(
                 f"target.path={files.path} is quantised ({files.quantization}) and cannot compute in "
                 f"target.dtype={precision} ({first_line(error)}); try target.dtype=bfloat16, or {OTHER_WAYS}"
             ) from None
-    return Target(**files.stated(), model=model, decoder=decoder_of(model, files.path))
+    return Target(**files.stated(), model=model, decoder=find_decoder(model, files.path))
 
 
 @lru_cache(maxsize=1)
@@ -164,7 +164,7 @@ def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
             f"target.path={files.path} holds {len(others)} tensors of another shape than config.json says, e.g. "
             f"{name}: {[*stored]} instead of {[*expected]}; get config.json and weights of one model"
         )
-    if unused := unused_weights(model, decoder_of(model, files.path), sorted(report["unexpected_keys"])):
+    if unused := unused_weights(model, find_decoder(model, files.path), sorted(report["unexpected_keys"])):
         raise InputError(
             f"target.path={files.path} holds {len(unused)} tensors in layers that transformers computes without them, "
             f"e.g. {unused[0]}: a scale or a part that would be left out; {PLAIN_CHECKPOINT}"
@@ -192,7 +192,7 @@ def unused_weights(model: PreTrainedModel, decoder: nn.Module, unexpected: Itera
     ]
 
 
-def decoder_of(model: PreTrainedModel, path: str) -> nn.Module:
+def find_decoder(model: PreTrainedModel, path: str) -> nn.Module:
     decoder = model.get_decoder()
     if not hasattr(decoder, "layers"):  # Llama 4 answers with the whole model
         decoder = getattr(decoder, "model", decoder)

@@ -13,7 +13,7 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.target.facts import TargetConfig, target_config
 from eagle3.target.files import DTYPES, TargetFiles, read_target_files
-from eagle3.target.model import decoder_of, empty_model
+from eagle3.target.model import empty_model, find_decoder
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class TensorNames(NamedTuple):
 def tensor_names(files: TargetFiles, keys: Set[str]) -> TensorNames:
     """Look the names of the model that transformers would build up among the checkpoint's `keys`."""
     model = empty_model(files)
-    decoder: Any = decoder_of(model, files.path)
+    decoder: Any = find_decoder(model, files.path)
     relative = {parameter: name for name, parameter in decoder.named_parameters()}
     embedding: Any = model.get_input_embeddings().weight
     lm_head: Any = model.get_output_embeddings().weight

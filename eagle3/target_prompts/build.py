@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.adapters.transformers import find_file
-from eagle3.answers.build import answer_task, chat_of, prompt_limit, prompts_ahead
+from eagle3.answers.build import answer_task, build_chat, prompt_limit, prompts_ahead
 from eagle3.errors import InputError
 from eagle3.prompts.licenses.terms import SourceTerms, license_of, read_card
 from eagle3.prompts.reading.shapes import shape_of
@@ -45,7 +45,7 @@ def check_target_prompts(run: PrecomputeRun, target: TargetFiles) -> None:
     own = run.prompts.from_target
     assert own is not None
     _longest_before(target, own)
-    require_user_turns(chat_of(run.chat, target), own.system_prompts)
+    require_user_turns(build_chat(run.chat, target), own.system_prompts)
 
 
 def _longest_before(target: TargetFiles, own: FromTargetSettings) -> int | None:
@@ -70,8 +70,8 @@ class TargetPrompts:
         assert run.prompts.from_target is not None
         self.own = run.prompts.from_target
         self.limit, self.workers, self.run = run.prompts.limit, workers, run
-        chat = chat_of(run.chat, target)
-        self.name, self.license = target.path, self.own.license or license_of_target(target) or LICENSE
+        chat = build_chat(run.chat, target)
+        self.name, self.license = target.path, self.own.license or target_license(target) or LICENSE
         self.writing = Writing(
             sampling=Sampling(
                 temperature=self.own.temperature,
@@ -188,7 +188,7 @@ def _no_answers(failed: list[Row], done: int) -> InputError:
     )
 
 
-def license_of_target(target: TargetFiles) -> str | None:
+def target_license(target: TargetFiles) -> str | None:
     """Return the licence in the target's model card."""
     card = find_file(target.path, "README.md", target.revision)
     return license_of(read_card(str(Path(card).parent))[0]) if card else None

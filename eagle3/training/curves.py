@@ -86,7 +86,7 @@ def read_curves(run: Path) -> dict[str, Curve]:
     return dict(curves)
 
 
-def figure_of_runs(runs: Sequence[Path]) -> Any:
+def draw_runs(runs: Sequence[Path]) -> Any:
     """Return a matplotlib figure of one or several runs, which are named after their folders."""
     names = [run.resolve().name for run in runs]
     if len(runs) == 1 or len(set(names)) < len(names):  # many folders are called run
@@ -175,7 +175,7 @@ def _by_number(metric: str) -> int:
 def write_curves(runs: Sequence[Path], out: Path) -> None:
     require_packages("matplotlib", extra="bench", needed_by=PICTURE)
     with atomic_write(out) as file:
-        figure_of_runs(runs).savefig(file, format="png", dpi=100, metadata={"Software": None})
+        draw_runs(runs).savefig(file, format="png", dpi=100, metadata={"Software": None})
 
 
 def main(arguments: Sequence[str]) -> None:

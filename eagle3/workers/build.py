@@ -6,7 +6,7 @@ from eagle3.settings.precomputing import PrecomputeRun
 from eagle3.workers.task import Workers
 
 
-def workers_of(run: PrecomputeRun, *, servers: int | None) -> Workers:
+def build_workers(run: PrecomputeRun, *, servers: int | None) -> Workers:
     """Make the workers; each has the GPUs for `servers` of its own, or, where that is None, for the target itself."""
     if "gpus" not in run.workers.keys:
         return run.workers.build()

@@ -153,7 +153,7 @@ WRITTEN = {
 }
 
 
-def chat_of(name, tmp_path, **changes):
+def build_chat(name, tmp_path, **changes):
     if name not in WRITTEN:
         return make_chat(name, **changes)
     family, template = WRITTEN[name]
@@ -166,7 +166,7 @@ def end_of(name):
 
 
 def test_white_space_that_the_template_joins_to_the_answer_is_of_its_first_token(tmp_path):
-    chat = chat_of("llama2", tmp_path)
+    chat = build_chat("llama2", tmp_path)
     (row,) = answer_rows(chat, [user("Say"), assistant("the word")])
     assert chat.tokenizer.convert_ids_to_tokens(row.answer_ids)[0] == "Ġthe"
     # It writes a space before the end token too, so that the target's own end is not known.
@@ -188,7 +188,7 @@ THOUGHT = "<think>\nEasy.\n</think>\n\nFour."
     ],
 )
 def test_an_answer_with_its_reasoning_follows_the_prompt_whole(tmp_path, name, changes, prompt_end, answer):
-    chat = chat_of(name, tmp_path, template_kwargs=changes)
+    chat = build_chat(name, tmp_path, template_kwargs=changes)
     talk = [user("Two and two?"), assistant(THOUGHT), user("Sure?"), assistant(THOUGHT)]
     for row in answer_rows(chat, talk):
         assert row.refused is None
@@ -241,7 +241,7 @@ CLOSED = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n\n</
     ],
 )
 def test_behind_a_prompt_that_closes_an_empty_reasoning_an_answer_is_exact(tmp_path, name, changes, prompt_end):
-    chat = chat_of(name, tmp_path, template_kwargs=changes)
+    chat = build_chat(name, tmp_path, template_kwargs=changes)
     for row in answer_rows(chat, [user("2+2?"), assistant("Four."), user("Sure?"), assistant("Yes.")]):
         assert row.refused is None and decode(chat, row.prompt_ids).endswith(prompt_end)
         assert decode(chat, row.answer_ids) == row.messages[-1]["content"] + end_of(name)

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
-from eagle3.head.eagle3 import rope_of
+from eagle3.head.eagle3 import read_rope
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import exported_config, head_config, is_exported_head, load_head, save_head
 from eagle3.storage.files import write_json
@@ -119,7 +119,7 @@ def test_what_a_config_leaves_out_is_what_servers_assume(head: DraftHead, saved:
     config = head_config(read_files(saved))
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (2, 2, 8)
-    assert rope_of({}) is None
+    assert read_rope({}) is None
 
 
 def test_only_an_exported_head_may_be_replaced_by_one(saved: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from exported_head import Editable, errors, save_checkpoint, with_origin
 from scripts import call_script
 from serving_fixtures import serve_run
 
-from eagle3.commands.serve import draft_of
+from eagle3.commands.serve import build_draft
 from eagle3.commands.serve import export_head as export_action
 from eagle3.errors import InputError
 from eagle3.head_files import files
@@ -85,8 +85,8 @@ def test_an_older_head_stays_where_a_new_one_fails_its_checks(
 
 def test_the_window_of_the_config_reaches_servers_and_the_decoder() -> None:
     for action in ("launch", "bench"):
-        assert draft_of(serve_run(action, "head=HEAD", "draft_window=512"), None).window == 512
-        assert draft_of(serve_run(action, "head=HEAD"), None).window is None
+        assert build_draft(serve_run(action, "head=HEAD", "draft_window=512"), None).window == 512
+        assert build_draft(serve_run(action, "head=HEAD"), None).window is None
     for action in ("check", "decode", "show", "export"):
         assert serve_run(action, "draft_window=512").only(Decoding).draft_window == 512
 

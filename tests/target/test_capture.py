@@ -13,7 +13,7 @@ from hybrid_families import hybrid_config
 from torch.testing import assert_close
 
 from eagle3.errors import InputError
-from eagle3.target.capture import Capture, check_capture_layers, default_capture_layers, logit_transform_of
+from eagle3.target.capture import Capture, check_capture_layers, default_capture_layers, read_logit_transform
 from eagle3.target.facts import LogitTransform
 from eagle3.target.model import load_target
 
@@ -60,7 +60,7 @@ def assert_features_are_those_of_unpadded_samples(target, layers, batch):
 def test_a_family_has_the_features_of_unpadded_samples_and_a_plain_frozen_lm_head(family_target, family, num_layers):
     target = family_target(family, num_layers)
     assert_features_are_those_of_unpadded_samples(target, default_capture_layers(num_layers), padded_batch())
-    assert logit_transform_of(target) == LogitTransform()
+    assert read_logit_transform(target) == LogitTransform()
     assert target.lm_head.shape == target.embedding.shape == (4096, 32)
     assert not target.model.training and not any(weight.requires_grad for weight in target.model.parameters())
 
@@ -84,13 +84,13 @@ def test_hooks_are_gone_after_a_capture_and_after_a_failed_one(family_target):
     capture(padded_batch(), LENGTHS)
     with pytest.raises(IndexError):
         capture(padded_batch() + 4096, LENGTHS)  # ids outside the vocabulary
-    logit_transform_of(target)
+    read_logit_transform(target)
     assert hook_ids(target) == before
 
 
 def test_bf16_target_gives_bf16_features():
     target = load_target(path=str(TINY), **{**OPTIONS, "dtype": "bfloat16"})
-    logit_transform_of(target)
+    read_logit_transform(target)
     features = Capture(target, [2, 4, 5])(torch.tensor([[5, 6, 7]]), [3])[0]
     assert features.aux_hidden_states.dtype == features.last_hidden_state.dtype == torch.bfloat16
     assert features.aux_hidden_states.shape == (3, 3 * 192)
@@ -148,7 +148,7 @@ def random_target(folder, config):
 def test_what_a_target_does_to_its_logits_is_found_and_gives_its_own_logits(tmp_path, kind):
     name, changes, expected = TRANSFORMS[kind]
     target = random_target(tmp_path, getattr(transformers, name)(**{**SHAPE, **changes, "num_hidden_layers": 4}))
-    transform = logit_transform_of(target)
+    transform = read_logit_transform(target)
     assert transform == expected
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     last = Capture(target, [1, 2])(ids, [5])[0].last_hidden_state
@@ -165,4 +165,4 @@ def test_embeddings_that_are_projected_to_the_hidden_size_are_refused(tmp_path):
 def test_logits_with_a_bias_are_refused(tmp_path):
     target = random_target(tmp_path, transformers.PhiConfig(**{**SHAPE, "num_hidden_layers": 2}))
     with pytest.raises(InputError, match=r"target\.path=.*its logits are not lm_head times"):
-        logit_transform_of(target)
+        read_logit_transform(target)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import transformers
 
-from eagle3.head.eagle3 import rope_of
+from eagle3.head.eagle3 import read_rope
 from eagle3.storage.records import parse_record, record_bytes
 from eagle3.target.facts import LogitTransform, TargetConfig, plain_rope, target_config
 
@@ -30,7 +30,7 @@ def facts_with_images(name: str) -> TargetConfig:
 def test_rope_with_sections_for_images_is_plain_rope_for_a_head_that_drafts_text(name: str) -> None:
     facts = facts_with_images(name)
     assert facts.rope_parameters == {"rope_type": "default", "rope_theta": 1e6}
-    assert rope_of({"rope_parameters": facts.rope_parameters}) == facts.rope_parameters
+    assert read_rope({"rope_parameters": facts.rope_parameters}) == facts.rope_parameters
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from eagle3.errors import InputError
 from eagle3.head_files.files import read_files
-from eagle3.head_files.finding import facts_of_target
+from eagle3.head_files.finding import target_facts
 from eagle3.serving.check.checks import run_checks
-from eagle3.target.capture import Capture, logit_transform_of
+from eagle3.target.capture import Capture, read_logit_transform
 from eagle3.target.identity import differences, other_precision
 from eagle3.target.model import NotLoadable, Target, load_target
 from eagle3.target.stored import stored_target
@@ -46,7 +46,7 @@ def test_a_quantised_target_is_the_same_in_its_files_and_loaded(scheme: str, tmp
     target = load_target(path=str(folder), device="cpu")
     assert_is_target(target, 0.7 if "int4" in scheme else 0.95)
     export_head(random_head(tiny_facts(target), files.identity), tmp_path / "head", versions={})
-    facts = facts_of_target(target, target.identity.template_hash)
+    facts = target_facts(target, target.identity.template_hash)
     assert errors(run_checks(read_files(tmp_path / "head"), facts)) == {}
 
 
@@ -86,7 +86,7 @@ def assert_is_target(target: Target, similar: float | None) -> None:
     files = stored_target(path=target.path)
     assert target.identity == files.identity and target.facts == files.facts
     assert torch.equal(files.embedding.float(), target.embedding.float())
-    logit_transform_of(target)
+    read_logit_transform(target)
     captured = Capture(target, [2, 4, 5])(IDS, [16])[0].last_hidden_state.float()
     if similar is not None:
         exact = Capture(tiny_target(), [2, 4, 5])(IDS, [16])[0].last_hidden_state
@@ -119,7 +119,7 @@ def test_a_head_is_measured_on_its_target_in_another_precision_and_a_warning_say
     export_head(random_head(tiny_facts(exact), exact.identity), tmp_path / "head", versions={})
     served = stored_target(path=str(quantised("fp8 in blocks", tmp_path / "target"))).identity
     config = json.loads((tmp_path / "target/config.json").read_text())
-    facts = facts_of_target(exact, exact.identity.template_hash)
+    facts = target_facts(exact, exact.identity.template_hash)
     for identity, level in ((exact.identity, "ok"), (served, "warning")):
         facts = type(facts)(**{**vars(facts), "identity": identity})
         [found] = [each for each in run_checks(read_files(tmp_path / "head"), facts) if each.check == "target"]

@@ -26,7 +26,7 @@ class Options(NamedTuple):
         )
 
 
-def options_of(columns: Columns) -> Options | None:
+def read_options(columns: Columns) -> Options | None:
     """Return the options of a row; None if it has none. Raises Refused for what is none of the usual forms."""
     found = columns.found.get("choices", ())
     if not found:

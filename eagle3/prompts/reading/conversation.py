@@ -5,7 +5,7 @@ results; drops answers, or keeps them unchanged.
 import re
 from typing import Any
 
-from eagle3.prompts.reading.choices import Options, options_of
+from eagle3.prompts.reading.choices import Options, read_options
 from eagle3.prompts.reading.media import has_placeholder, is_file
 from eagle3.prompts.reading.prompt import Refused, is_unicode
 from eagle3.prompts.reading.rendered import RENDERED, is_rendered
@@ -123,7 +123,7 @@ def _messages(turns: list[Turn], columns: Columns, *, keep_answers: bool) -> lis
 
 def _add_options(messages: list[dict[str, Any]], columns: Columns) -> Options | None:
     """Add the options of a multiple-choice question to it, unless it holds them."""
-    options = options_of(columns)
+    options = read_options(columns)
     questions = [message for message in messages if message["role"] == "user"]
     if options is None or any(options.are_in(question["content"]) for question in questions):
         return options

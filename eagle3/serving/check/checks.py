@@ -27,8 +27,8 @@ from eagle3.head_files.check_config import (
 )
 from eagle3.head_files.check_tensors import check_d2t, check_draft_vocab_size, check_embedding, check_t2d, check_tensors
 from eagle3.head_files.files import HeadFiles
-from eagle3.head_files.finding import Check, Finding, Problem, TargetFacts, facts_of_target, has_errors
-from eagle3.head_files.format import draft_head, kind_of
+from eagle3.head_files.finding import Check, Finding, Problem, TargetFacts, has_errors, target_facts
+from eagle3.head_files.format import draft_head, read_kind
 from eagle3.head_files.record import write_record
 from eagle3.serving.check.accept_length import CHECK, Measurer
 from eagle3.serving.check.origin import check_layer_ids, check_target
@@ -83,7 +83,7 @@ def _findings(check: Check, files: HeadFiles, facts: TargetFacts, known: set[str
     name = check.__name__.removeprefix("check_")
     problems: list[Problem] = []
     try:
-        kind = kind_of(files)
+        kind = read_kind(files)
         if kind is not EAGLE3 and check in OF_EAGLE3:
             return [Finding(name, "skipped", f"it is about heads of EAGLE-3, this one is of kind {kind.name}")]
         for problem in check(files, facts):
@@ -97,7 +97,7 @@ def _findings(check: Check, files: HeadFiles, facts: TargetFacts, known: set[str
 
 def check_head(files: HeadFiles, measurer: Measurer) -> list[Finding]:
     """Run every check of a head that was exported some time ago, by this project or another."""
-    findings = run_checks(files, facts_of_target(measurer.target, measurer.chat.settings["template_hash"]))
+    findings = run_checks(files, target_facts(measurer.target, measurer.chat.settings["template_hash"]))
     if not can_decode(files, measurer, findings):
         return [*findings, Finding(CHECK, "skipped", "correct the errors above first")]
     prompts = measurer.prompts(files.record)
@@ -127,7 +127,7 @@ def check_export(trained: TrainedHead, files: HeadFiles, measurer: Measurer | st
     if isinstance(measurer, str):
         facts = TargetFacts(config=trained.target_config, dtype=trained.dtype, identity=None, embedding=None)
     else:
-        facts = facts_of_target(measurer.target, record.origin.target.template_hash)
+        facts = target_facts(measurer.target, record.origin.target.template_hash)
     findings = [check_reload(trained, files), *run_checks(files, facts)]
     if isinstance(measurer, str):
         return [*findings, Finding(CHECK, "skipped", measurer)], files

@@ -6,10 +6,10 @@ from pathlib import Path
 from eagle3.decoding.speculate import require_topk
 from eagle3.errors import InputError
 from eagle3.head_files.files import HeadFiles, read_without_weights
-from eagle3.head_files.format import head_config, kind_of
+from eagle3.head_files.format import head_config, read_kind
 from eagle3.settings.serving import CompareSettings
 from eagle3.target.facts import target_config
-from eagle3.target.files import TargetFiles, identity_of
+from eagle3.target.files import TargetFiles, make_identity
 from eagle3.target.identity import TargetIdentity, differences, other_precision
 
 BY_FILES = ("config_hash", "tokenizer_hash")  # identify the target without its weights
@@ -26,7 +26,7 @@ def head_folders(heads: Sequence[str]) -> list[Path]:
 
 def require_comparable(folders: Sequence[Path], target: TargetFiles, settings: CompareSettings) -> None:
     """Raise InputError for a head of another target, vocabulary or kind, by its name, and for what it cannot draft."""
-    identity = identity_of(target, weights_hash="")
+    identity = make_identity(target, weights_hash="")
     for folder in folders:
         files = read_without_weights(folder)
         _require_sizes(files, target, settings)
@@ -55,6 +55,6 @@ def _require_sizes(files: HeadFiles, target: TargetFiles, settings: CompareSetti
                 f"target.path={target.path} has {getattr(facts, key)}; compare heads of one target"
             )
     files.served_layers(facts.num_layers)
-    kind_of(files).require_steps(config, settings.most_steps, setting="compare.shapes: steps", head=str(files.path))
+    read_kind(files).require_steps(config, settings.most_steps, setting="compare.shapes: steps", head=str(files.path))
     topk = max(shape.topk for shape in settings.drafts())
     require_topk(topk, config.draft_vocab_size, setting="compare.shapes: topk", head=str(files.path))

@@ -15,7 +15,7 @@ from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3
 from eagle3.head_files.files import HeadFiles
-from eagle3.head_files.format import kind_of
+from eagle3.head_files.format import read_kind
 from eagle3.head_files.record import HeadRecord
 from eagle3.head_files.servers import LLAMA_CPP, SGLANG, VLLM, obstacles, summary
 from eagle3.markdown import table
@@ -79,7 +79,7 @@ def training_data(stores: str | list[str]) -> TrainingData | None:
 def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: TrainingData | None) -> str:
     record = files.record
     assert record is not None
-    name, license, kind = record.origin.target.name, license_of(data), kind_of(files)
+    name, license, kind = record.origin.target.name, license_of(data), read_kind(files)
     front_matter = ModelCardData(
         base_model=name if is_hub_id(name) else None,
         license=license,

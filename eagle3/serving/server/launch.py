@@ -22,7 +22,7 @@ from eagle3.serving.check.checks import CHECKS, CONFIG_CHECKS, run_checks
 from eagle3.serving.check.origin import warn_of_precision
 from eagle3.settings.engine import LaunchSettings
 from eagle3.target.facts import target_config
-from eagle3.target.files import TargetFiles, identity_of
+from eagle3.target.files import TargetFiles, make_identity
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def check_files(settings: LaunchSettings, head: str, target: TargetFiles, *, wei
     files = read_files(head) if weights else read_without_weights(head)
     weight_files(files.path)  # they have to be there
     if files.record:  # the target's weights are not compared: only the server reads them
-        warn_of_precision(files, identity_of(target, files.record.origin.target.weights_hash))
+        warn_of_precision(files, make_identity(target, files.record.origin.target.weights_hash))
     facts = TargetFacts(
         config=target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype),
         dtype=target.checkpoint_dtype,
