@@ -4,7 +4,6 @@ import inspect
 from pathlib import Path
 
 import pytest
-from hydra.utils import get_class
 from omegaconf import OmegaConf
 from scripts import composed
 from stores import CONF, random_samples, write_store
@@ -96,18 +95,8 @@ def test_training_says_which_share_of_the_answers_a_head_can_draft(
     assert module.head.config.draft_vocab_size == 20 and share < 100
 
 
-def test_defaults_in_python_are_those_of_conf() -> None:
-    """Both are there: YAML is what users see, and a class can be built in a notebook without all of its keys."""
-    config, compared = OmegaConf.to_container(composed("train")), 0
-    assert isinstance(config, dict)
-    parts = [(get_class(part["_target_"]), part) for name in ("callbacks", "logger") for part in config[name].values()]
-    parts.append((load_target, OmegaConf.to_container(composed("precompute").target)))
-    for made, part in parts:
-        ours = made.__module__.startswith("eagle3.") and ("__init__" in vars(made) or made is load_target)
-        parameters = inspect.signature(made).parameters if ours else {}
-        for key in part.keys() & parameters.keys():
-            default = parameters[key].default
-            if default is not inspect.Parameter.empty and key not in ("metrics", "betas", "urls"):
-                assert part[key] == default, (made, key)
-                compared += 1
-    assert compared > 5
+def test_defaults_of_load_target_are_those_of_conf() -> None:
+    """A target is loaded in a notebook without all of its keys; all other defaults are in YAML alone."""
+    parameters = inspect.signature(load_target).parameters
+    for key, value in OmegaConf.to_container(composed("precompute").target).items():  # type: ignore[union-attr]
+        assert parameters[str(key)].default in (value, inspect.Parameter.empty), key

@@ -43,11 +43,11 @@ class StartHead:
 def build_head(
     *,
     source: FeatureSource,
-    kind: str = "eagle3",
-    draft_vocab_size: int | None = None,
-    default_draft_vocab_size: int = 32000,
-    lm_head_from_target: bool = True,
-    train_lm_head: bool = False,
+    kind: str,
+    draft_vocab_size: int | None,
+    default_draft_vocab_size: int,
+    lm_head_from_target: bool,
+    train_lm_head: bool,
     start: StartHead | None = None,
     **settings: Any,
 ) -> Head:

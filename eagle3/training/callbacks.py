@@ -172,7 +172,7 @@ class LastCheckpoint(Checkpoint):
     at the end of the epoch. Lightning calls a `Checkpoint` after the callbacks whose state it saves.
     """
 
-    def __init__(self, *, dirpath: str, every_n_steps: int = 200, min_seconds: float = 60) -> None:
+    def __init__(self, *, dirpath: str, every_n_steps: int, min_seconds: float) -> None:
         self.path = Path(dirpath) / "last.ckpt"
         self.every_n_steps, self.min_seconds = every_n_steps, min_seconds
         self.stop, self.due_step, self.saved_at = Stop.NO, 0, 0.0
@@ -256,7 +256,7 @@ class RunProgress(TQDMProgressBar):
     """Reads `metrics` when it redraws. Lightning's own bar would read everything logged with prog_bar=True after every
     step, and make the host wait for the GPU each time (tests/training/test_callbacks.py)."""
 
-    def __init__(self, *, refresh_seconds: float = 2, metrics: Sequence[str] = ("train/loss",)) -> None:
+    def __init__(self, *, refresh_seconds: float, metrics: Sequence[str]) -> None:
         super().__init__()
         self.metrics, self.refresh_seconds, self.drawn = metrics, refresh_seconds, time.monotonic()
 

@@ -79,7 +79,7 @@ class MetricsCSV(CSVLogger):
     `copies` is where checkpoints are copied to; metrics.csv is too, by `copy`."""
 
     def __init__(
-        self, *, run_dir: str, resume_step: int = 0, flush_every_n_steps: int = 10, copies: str | None = None
+        self, *, run_dir: str, flush_every_n_steps: int, resume_step: int = 0, copies: str | None = None
     ) -> None:
         super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=flush_every_n_steps)
         self.resume_step, self.copies = resume_step, copies

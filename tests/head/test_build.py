@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import defaults
 import pytest
 import torch
 from heads import make_head
@@ -20,7 +21,7 @@ from eagle3.head.draft_vocab import extended
 SIZES = ("num_heads", "num_kv_heads", "head_dim", "intermediate_size")
 SETTINGS: dict[str, Any] = {
     **{"draft_vocab_size": DRAFT_VOCAB, "default_draft_vocab_size": 8, "fc_norm": False, "norm_output": False},
-    "train_lm_head": True,
+    **{"kind": "eagle3", "lm_head_from_target": True, "train_lm_head": True},
     **dict.fromkeys(("rope_parameters", *SIZES)),  # None, as in conf/model/eagle3.yaml
 }
 
@@ -41,7 +42,7 @@ def test_what_is_not_set_is_the_targets(store: FeatureStore) -> None:
     counts = store.answer_counts
     assert counts[head.draft_ids].min() >= max(set(counts.tolist()) - set(counts[head.draft_ids].tolist()), default=0)
     assert build_head(source=store, **SETTINGS | {"draft_vocab_size": None}).config.draft_vocab_size == 8
-    by_default = build_head(source=store).config
+    by_default = defaults.part("model").build(source=store).config
     assert by_default.fc_norm and by_default.norm_output and by_default.intermediate_size == 24
 
 

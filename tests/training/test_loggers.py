@@ -53,7 +53,9 @@ def test_rows_that_only_the_copies_have_are_in_the_resumed_run(tmp_path: Path, l
     first.copy()
     if left:  # the run was continued elsewhere, and comes back to its first folder
         log(tmp_path / "b", range(left), 1.0)
-    again = MetricsCSV(run_dir=str(tmp_path / "b"), copies=str(tmp_path / "copies"), resume_step=5)
+    again = MetricsCSV(
+        run_dir=str(tmp_path / "b"), copies=str(tmp_path / "copies"), resume_step=5, flush_every_n_steps=10
+    )
     again.log_metrics({"loss": 2.0}, 5)
     again.save()
     assert [(row["step"], row["loss"]) for row in rows(tmp_path / "b")] == [

@@ -282,11 +282,11 @@ def test_a_process_whose_copies_another_one_has_claimed_writes_no_more(
     (run := tmp_path / "run/metrics.csv").write_text("step\n9\n")
     (copies / run.name).write_text("step\n500\n")
     strategy = SimpleNamespace(checkpoint_io=writer)
-    loggers = [MetricsCSV(run_dir=str(run.parent), copies=str(copies))]
+    loggers = [MetricsCSV(run_dir=str(run.parent), copies=str(copies), flush_every_n_steps=10)]
     trainer: Any = SimpleNamespace(is_global_zero=True, strategy=strategy, loggers=loggers)
     writes: list[Callable[[Path], None]] = [
         lambda path: writer.save_checkpoint({"state_dict": {}}, path), writer.remove_checkpoint,
-        lambda path: LastCheckpoint(dirpath=str(path.parent))._save(trainer),
+        lambda path: LastCheckpoint(dirpath=str(path.parent), every_n_steps=200, min_seconds=60)._save(trainer),
     ]  # fmt: skip
     for write in writes:
         with pytest.raises(InputError, match=f"checkpoint_copies={copies} is written by another process"):
