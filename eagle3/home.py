@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 
 from eagle3.errors import InputError
 
@@ -18,7 +19,7 @@ VALUE = re.compile(
     r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\$\{[^}]*\}"""
     r"""|(?P<before>(?:^|[,\[{(:])\s*)(?P<path>~(?:\\.|\$\{[^}]*\}|[^\\,\[\]{}()'"])*)"""
 )
-PLAIN = re.compile(r"[\w./@%+|*?-]+")  # what Hydra reads as a text without quotes
+PLAIN = re.compile(r"[\w./:@%+|*?-]+")  # what Hydra reads as a text without quotes
 
 
 def expand_home(path: str, key: str) -> str:
@@ -67,3 +68,8 @@ def quoted(text: str) -> str:
     # Backslashes are special only before a quote.
     escaped = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), text)
     return f'"{escaped}"'
+
+
+def pasted(path: str | os.PathLike) -> str:
+    """Write a path for the shell and for Hydra behind it, in a command to paste."""
+    return shlex.quote(quoted(str(path)))

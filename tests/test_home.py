@@ -2,15 +2,17 @@
 
 import getpass
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from scripts import composed, run_script
 from stores import CONF
 
 from eagle3.errors import InputError
-from eagle3.home import PATH_KEY
+from eagle3.home import PATH_KEY, pasted
 from eagle3.messages import message_for_user
 from eagle3.settings.check import check_settings, known_keys
 from eagle3.settings.serving import ACTIONS
@@ -24,6 +26,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("HOME", str(folder))
     return folder
+
+
+@pytest.mark.parametrize("path", ["runs/a", "s3://bucket/run", SPECIAL, "an 'a' and \"b\"", "$HOME", "a\\"])
+def test_a_path_in_a_command_to_paste_passes_the_shell_and_hydra(path: str) -> None:
+    words = shlex.split(f"python train.py data.path={pasted(path)} hydra.run.dir=RUN")
+    assert OverridesParser.create().parse_override(words[2]).value() == path
 
 
 @pytest.mark.parametrize(

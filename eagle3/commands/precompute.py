@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from eagle3 import interrupts
 from eagle3.errors import InputError, Interrupted, require_packages
+from eagle3.home import pasted
 from eagle3.hydra_run import CONF, given_keys, own_config_dirs
 from eagle3.progress import Bar, duration
 from eagle3.prompts import LIBRARIES
@@ -59,16 +60,17 @@ def precompute(run: PrecomputeRun) -> None:
 
 def end_line(run: PrecomputeRun, seconds: float) -> str:
     """Say where the result is, how long it took, and the command that continues with it."""
-    out_dir, target = run.out_dir, run.target.path or "TARGET"
+    out_dir = run.out_dir
     last = next((name for name in ("features", "answers", "prompts") if name in run.stage_names), "estimate")
     if last == "features":
         store = run.features.path or f"{out_dir}/features"
-        return f"{store}: {duration(seconds)}; next: python train.py data.path={store} hydra.run.dir=RUN"
+        return f"{store}: {duration(seconds)}; next: python train.py data.path={pasted(store)} hydra.run.dir=RUN"
     if last == "estimate":
         return f"{out_dir}/estimate.json: {duration(seconds)}"
-    command = f"python precompute.py 'stages=[answers,features]' target.path={target} out_dir={out_dir}"
+    target, out = pasted(run.target.path or "TARGET"), pasted(out_dir)
+    command = f"python precompute.py 'stages=[answers,features]' target.path={target} out_dir={out}"
     if last == "answers":
-        command = f"python precompute.py 'stages=[features]' target.path={target} out_dir={out_dir}"
+        command = f"python precompute.py 'stages=[features]' target.path={target} out_dir={out}"
     return f"{out_dir}/{last}: {duration(seconds)}; next: {command}"
 
 

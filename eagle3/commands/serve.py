@@ -19,6 +19,7 @@ from eagle3.head_files.files import MAKE_HEAD, read_files, read_without_weights
 from eagle3.head_files.finding import Finding, findings_table, has_errors, require_no_errors
 from eagle3.head_files.format import read_kind
 from eagle3.head_files.servers import require_server
+from eagle3.home import pasted
 from eagle3.hydra_run import given_keys, output_dir
 from eagle3.progress import duration
 from eagle3.provenance import provenance, result_facts
@@ -67,19 +68,19 @@ def serve(run: Common) -> None:
 
 def end_line(run: Common, seconds: float) -> str:
     """Say where the result is, how long it took, and the command that continues with it."""
-    head, target = run.head if isinstance(run, DecodeRun) else None, run.target.path or "TARGET"
     written = {
-        "export": head,
+        "export": run.head if isinstance(run, DecodeRun) else None,
         "show": run.out if isinstance(run, ShowRun) else None,
         "compare": f"{output_dir()}/compare.md",
         "bench": f"{output_dir()}/report.md",
         "tune": f"{output_dir()}/tune.md",
     }.get(run.action, f"action={run.action}")
-    following = {
-        "export": f"python serve.py action=decode target.path={target} head={head} prompts.path=FILE.jsonl",
-        "check": f"python serve.py action=decode target.path={target} head={head} prompts.path=FILE.jsonl",
-        "decode": f"python serve.py action=launch target.path={target} head={head} dry_run=true",
-    }.get(run.action)
+    following = None
+    if isinstance(run, DecodeRun):
+        head, target = pasted(run.head), pasted(run.target.path or "TARGET")
+        decode = f"python serve.py action=decode target.path={target} head={head} prompts.path=FILE.jsonl"
+        launch = f"python serve.py action=launch target.path={target} head={head} dry_run=true"
+        following = {"export": decode, "check": decode, "decode": launch}.get(run.action)
     return f"{written}: {duration(seconds)}" + (f"; next: {following}" if following else "")
 
 

@@ -32,6 +32,7 @@ from eagle3.head.head import Head
 from eagle3.head.registry import kind_named
 from eagle3.head_files.init_from import read_start
 from eagle3.head_files.record import Origin
+from eagle3.home import pasted
 from eagle3.hydra_run import CONF, in_own_process, output_dir
 from eagle3.progress import duration
 from eagle3.provenance import provenance
@@ -107,7 +108,7 @@ def train_alone(run: TrainRun, checkpoints: RunCheckpoints, watching: Sequence[C
         log.warning("ckpt_path=%s already has all steps of %s: nothing was trained", run.ckpt_path, bounds)
     score = report(trainer, checkpoints.run_dir)
     if not (in_sweep() or trainer.fast_dev_run):  # type: ignore[attr-defined]
-        following = f"python serve.py action=export run={checkpoints.run_dir} head=HEAD"
+        following = f"python serve.py action=export run={pasted(checkpoints.run_dir)} head=HEAD"
         log.info("%s: %s; next: %s", checkpoints.run_dir, duration(time.monotonic() - started), following)
     return score
 

@@ -172,8 +172,10 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def _credits(entries: list[dict]) -> Iterator[str]:
     """Yield a paragraph for each source with prompts."""
-    yield "The prompts come from these sources. Only user and system turns, and with "
-    "`prompts.tools=keep` tools, calls and results, were taken, some of them changed."
+    yield (
+        "The prompts come from these sources. Only user and system turns were taken, and with prompts.tools=keep "
+        "definitions, calls and results of tools; some were changed."
+    )
     for entry in entries:
         if entry["prompts"]:
             yield "\n".join(line.replace("\n", "\n  ") for line in _credit_lines(entry))

@@ -30,7 +30,12 @@ def test_prompts_are_made_again_only_when_something_changed(prepare, tmp_path, c
     assert made(path=path)
     assert made([chat("a", "x"), chat("b", "y")])
     assert made(path=path, attribution="Chats by Anna")
-    assert "Chats by Anna" in (prepare.folder / "attribution.txt").read_text()
+    credits = (prepare.folder / "attribution.txt").read_text()
+    assert "Chats by Anna" in credits
+    assert credits.startswith(
+        "The prompts come from these sources. Only user and system turns were taken, and with prompts.tools=keep "
+        "definitions, calls and results of tools; some were changed.\n\n"
+    )
     assert made(path=path)
     (prepare.folder / "prompts.jsonl").write_bytes(b"")
     assert made(path=path)

@@ -76,8 +76,8 @@ TEST_CARDS = frozenset(
     4235647728025682
     """.split()  # noqa: SIM905
 )
-# Others are made of few different digits, or have the same one six times in a row after the first four. Of real cards
-# about one in 5,000 is so.
+# Others are made of few different digits, or have the same one six times in a row after the first four. Of random
+# numbers with a right check digit about one in 7,000 is like that.
 FEW_DIGITS = 4
 REPEATED = re.compile(r"(\d)\1{5}")
 

@@ -24,8 +24,8 @@ ACTIONS = get_args(Action)
 FIRST = [*contact.RECOGNISERS, *payment.RECOGNISERS, *ids.RECOGNISERS, *network.RECOGNISERS]
 LAST = [*wallets.RECOGNISERS, *secrets.RECOGNISERS, *passwords.RECOGNISERS]
 BY_NOTHING = ("COORDINATES",)  # nothing tells those of a home from those of a public place
-BY_A_WORD = (  # found next to words such as account, wallet or seed phrase
-    "BANK_ACCOUNT and PRIVATE_KEY (seed phrases) without a word for them", "CRYPTO_WALLET without a checksum",
+BY_A_WORD = (  # found only next to words such as account, wallet or seed phrase
+    "BANK_ACCOUNT and seed phrases (PRIVATE_KEY) unless named nearby", "CRYPTO_WALLET without a checksum",
 )  # fmt: skip
 BETWEEN_MESSAGES = "\n\n"  # no number continues across it, but words of one message are context for the next
 
