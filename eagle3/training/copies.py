@@ -123,7 +123,9 @@ class Copies:
         self.claimed.callback(self._release)
         if self.folder.remote:
             ended = Event()
-            Thread(target=self._keep_renewing, args=(owner.writer, ended), daemon=True).start()
+            renewing = Thread(target=self._keep_renewing, args=(owner.writer, ended), daemon=True)
+            renewing.start()
+            self.claimed.callback(renewing.join, RENEWED)  # else its last file may come after _release
             self.claimed.callback(ended.set)
         return self.version
 
