@@ -336,7 +336,7 @@ def with_limits(gain: dict[str, float]) -> str:
 
 
 def own_prompts_1_5b() -> str:
-    """Heads of Qwen2.5-Coder-1.5B-Instruct by their prompts, in chains of 3 / 7; bold: certainly above documentation."""
+    """Heads of Qwen2.5-Coder-1.5B-Instruct by their prompts, in chains of 3 / 7; bold: surely above documentation."""
     titles = {
         "held_out": "held out, documentation", "gsm8k": "GSM8K", "humaneval": "HumanEval", "mt_bench": "MT-bench",
         "general": "general", "sql": "SQL",
@@ -708,8 +708,8 @@ TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
     for table in (
         quickstart, proof, fits, best, public_target, data_curve, several_answers, served_smollm2, served_1_5b,
-        own_prompts_1_5b, served_steps, epochs, heads, recipe, recipe_seeds, fixed_lm_head, attention, local_read, parity,
-        tuned, loads, served_ways, long_answers, bounds, long_windows, long_texts, lm_head_decoded,
+        own_prompts_1_5b, served_steps, epochs, heads, recipe, recipe_seeds, fixed_lm_head, attention, local_read,
+        parity, tuned, loads, served_ways, long_answers, bounds, long_windows, long_texts, lm_head_decoded,
     )
 } | {
     **{f"race_{peer.lower()}": partial(race, peer) for peer in PEERS},
