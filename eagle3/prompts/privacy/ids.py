@@ -1,4 +1,11 @@
-"""National and tax ids of persons, and passports: numbers that are valid in a country, near their name there."""
+"""National and tax ids of persons, and passports.
+
+what is found                                  example                       from
+a number in a form that chance rarely makes    536-90-4399                   CLEAR, and python-stdnum's check
+a valid number near its name in the country    BSN 111222333                 NAMES, and python-stdnum's check
+a number that somebody calls theirs            my national id is 12 34 56    ANY, no check
+a passport number near a word for it           passport C01X00T47            `passports`
+"""
 
 import re
 from collections.abc import Callable, Iterator
