@@ -66,11 +66,6 @@ class BatchedTrees:
         parts = [self._places(part, topk, steps) for part in self._parts(roots, topk)]
         return torch.cat([torch.empty(0, steps, steps, dtype=torch.int32), *parts])
 
-    @torch.inference_mode()
-    def first_outputs(self, roots: range) -> Float[Tensor, "P H"]:
-        """Return the head's outputs that predict the first draft after each root."""
-        return torch.cat([self.fused[:0], *(self._first(part).hidden[:, 0] for part in self._parts(roots, 1))])
-
     def _parts(self, roots: range, topk: int) -> list[Int[Tensor, " P"]]:
         at_once = max(1, min(POSITIONS_AT_ONCE, SCORES_AT_ONCE // (topk * len(self.rows))))
         return list(torch.arange(roots.start, roots.stop, device=self.ids.device).split(at_once))

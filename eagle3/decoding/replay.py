@@ -35,7 +35,7 @@ from eagle3.target.model import Target
 @dataclass(frozen=True)
 class Rounds:
     """Rounds of decoding an answer: how many drafts each accepted, in order, and the `tokens` of the answer except the
-    first, which comes from prefill. Rounds of 2, 0 and 1 drafts make 3 + 1 + 2 tokens, the last perhaps past the end."""
+    first, which comes from prefill. Rounds of 2, 0 and 1 drafts make 3 + 1 + 2 tokens, the last may be past the end."""
 
     gained: list[int]
     tokens: int
