@@ -14,7 +14,7 @@ from eagle3.features.loss_mask import AllTurns
 from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef, Samples
 from eagle3.features.source import FeatureSource, as_setting
-from eagle3.features.turns import anchors_of
+from eagle3.features.turns import anchors_of, teacher_positions
 from eagle3.progress import Bar
 from eagle3.settings.training import PackSettings
 
@@ -44,7 +44,7 @@ def choose_samples(
     samples = fitting[: settings.limit_samples]
     if type(loss_mask) is not AllTurns:  # the index counts anchors of unmasked answers only
         masked = map(read_masked, Bar(samples, desc="count anchors under the loss mask"))
-        counted = np.array([len(anchors_of(sample.turns)) for sample in masked], np.int32)
+        counted = np.array([_count_anchors(sample, loss_mask) for sample in masked], np.int32)
         if np.array_equal(counted, selected.anchors[: settings.limit_samples]):
             log.warning(
                 "loss_mask=%s changes nothing: no answer of %s contains what it leaves out (features.reasoning "
@@ -65,6 +65,15 @@ def choose_samples(
         )
     _check_lengths(trained, settings.pack_tokens)
     return _split(trained, settings.val_fraction, store)
+
+
+def _count_anchors(sample: Sample, loss_mask: AllTurns) -> int:
+    if bool((teacher_positions(sample.turns) & ~sample.has_teacher).any()):
+        raise InputError(
+            f"loss_mask={type(loss_mask).__name__} marks tokens of sample {sample.id} that have no teacher; return "
+            f"sample.turns with some tokens set to 0, or make features with features.teachers=all"
+        )
+    return len(anchors_of(sample.turns))
 
 
 def _check_lengths(samples: Samples, pack_tokens: int) -> None:
