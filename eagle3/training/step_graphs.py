@@ -72,26 +72,18 @@ class StaticBatch:
         self.write(batch)
 
     def write(self, batch: TttBatch) -> None:
-        """Write every tensor of a batch, and below its rows the padding."""
-        static, into, pack = self.batch, self.batch.pack, batch.pack
-        for static_rows, rows, padding in (
-            (into.input_ids, pack.input_ids, 0),
-            (into.turns, pack.turns, 0),
-            (into.positions, pack.positions, 0),
-            (into.aux_hidden_states, pack.aux_hidden_states, 0),
-            (into.teacher_index, pack.teacher_index, 0),
-            (into.last_hidden_state, pack.last_hidden_state, 0),
-            (into.teacher_argmax, pack.teacher_argmax, 0),
-            (static.anchors, batch.anchors, self.last_tokens[len(batch.anchors) :]),
-            (static.anchor_steps, batch.anchor_steps, 0),  # trained at no step
-            (static.anchors_of_sample, batch.anchors_of_sample, 1),  # the loss is divided by it
-        ):
-            write_rows(static_rows, rows, padding)
-        for bounds, source in zip(static.segments, batch.segments, strict=True):
-            write_rows(bounds.query_bounds, source.query_bounds, self.sizes.anchors)
-            write_rows(bounds.key_bounds, source.key_bounds, self.sizes.tokens)
-        self.in_step[0].fill_(pack.anchors_in_step)
-        self.in_step[1].fill_(pack.samples_in_step)
+        """Write every tensor of a batch, and below its rows zeros: padding anchors are trained at no step."""
+        static, anchors, sizes = self.batch, len(batch.anchors), self.sizes
+        for static_rows, rows in zip((each for each in static.tensors() if each.ndim), batch.tensors(), strict=True):
+            static_rows[: len(rows)] = rows
+            static_rows[len(rows) :] = 0
+        static.anchors[anchors:] = self.last_tokens[anchors:]
+        static.anchors_of_sample[anchors:] = 1  # the loss is divided by it
+        for bounds, of_batch in zip(static.segments, batch.segments, strict=True):
+            bounds.query_bounds[len(of_batch.query_bounds) :] = sizes.anchors
+            bounds.key_bounds[len(of_batch.key_bounds) :] = sizes.tokens
+        self.in_step[0].fill_(batch.pack.anchors_in_step)
+        self.in_step[1].fill_(batch.pack.samples_in_step)
 
 
 def enlarged(batch: TttBatch, sizes: Sizes, ttt_steps: int, in_step: Any) -> TttBatch:
@@ -134,11 +126,6 @@ def enlarged(batch: TttBatch, sizes: Sizes, ttt_steps: int, in_step: Any) -> Ttt
             for each, length in zip(batch.segments, sizes.segments, strict=True)
         ),
     )
-
-
-def write_rows(static: Tensor, rows: Tensor, padding: Tensor | int) -> None:
-    static[: len(rows)] = rows
-    static[len(rows) :] = padding
 
 
 def every_pair(anchors: int, ttt_steps: int) -> tuple[int, ...]:

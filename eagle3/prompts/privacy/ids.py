@@ -171,13 +171,9 @@ def clear_forms() -> list[Pattern]:
     return [Pattern(re.compile(form), valid=valid(module)) for module, form in CLEAR.items()]
 
 
-def _passport(number: str) -> bool:
-    return number.upper() == number or sum(map(str.isdigit, number)) >= 6
-
-
 passports = Pattern(
     re.compile(r"\d{9}|[A-Z]{1,3} ?\d{6,8}[A-Z]?|\d\d[A-Z]{2} ?\d{5}|(?=[A-Z]{0,8}\d)[A-Z0-9]{8,9}", re.IGNORECASE),
-    valid=lambda match: _passport(match.group()),
+    valid=lambda match: match.group().isupper() or sum(map(str.isdigit, match.group())) >= 6,
     context=words(
         "passports?", "passeports?", "(?:reise)?pass ?(?:nummer|nr)", "reisepass", "ausweisnummer", "pasaportes?",
         "passaporto", "passaporte", "paspoort(?:nummer)?", "पासपोर्ट", "护照", "護照",
