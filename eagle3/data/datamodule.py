@@ -1,35 +1,27 @@
 """Reads packed samples from a feature store for training, resumable in the middle of an epoch."""
 
-import logging
-import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import lightning
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from eagle3.adapters.lightning import reload_train_loader
+from eagle3.data.choose import choose_samples
+from eagle3.data.epochs import Epochs, Spread
 from eagle3.data.loader import EpochPart, PackLoader, copy_on
 from eagle3.data.mix import Mixture, SampleFilter
 from eagle3.data.pack import Batch, Pack, pack_samples
-from eagle3.data.plan import EpochPlan, PlannedPack, not_taken, plan_epoch
+from eagle3.data.plan import PlannedPack, plan_epoch
 from eagle3.errors import InputError
 from eagle3.features.loss_mask import AllTurns
 from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef, Samples
-from eagle3.features.source import REQUESTS, FeatureSource, as_setting
-from eagle3.features.split import hash64
-from eagle3.features.turns import anchors_of
-from eagle3.progress import Bar
+from eagle3.features.source import REQUESTS, FeatureSource
 from eagle3.settings.training import PackSettings
-
-log = logging.getLogger(__name__)
-FROM_THE_START: dict[str, Any] = {"epoch": 0, "consumed": 0, "before": []}
 
 
 class FeatureData(lightning.LightningDataModule):
@@ -45,7 +37,7 @@ class FeatureData(lightning.LightningDataModule):
 
     train_samples: Samples
     val_samples: Samples
-    selected: Samples  # by the rules, before the loss mask
+    epochs: Epochs
 
     def __init__(
         self,
@@ -63,18 +55,15 @@ class FeatureData(lightning.LightningDataModule):
         self.val_fraction = self.settings.val_fraction
         self.requests = ThreadPoolExecutor(REQUESTS) if source.remote else None
         self.side_stream: torch.cuda.Stream | None = None
-        self.mixture: Mixture | None = None
-        self.resumed = FROM_THE_START
         self.current: PackLoader | None = None
-        self._planned: EpochPart | None = None
 
     def setup(self, stage: str) -> None:
-        if not hasattr(self, "train_samples"):
-            self.loss_mask.check(self.source.made_from)
-            self.selected = self.rules.select(self.source.samples, self.source.location)
-            self.train_samples, self.val_samples = self._split()
+        if not hasattr(self, "epochs"):
+            chosen = choose_samples(self.source, self.rules, self.loss_mask, self.read, self.settings)
+            self.train_samples, self.val_samples, self.val_fraction = chosen
             weights = self.settings.weights
-            self.mixture = Mixture(weights, self.train_samples, self.source) if weights else None
+            of_epoch = Mixture(weights, chosen.train, self.source).epoch if weights else lambda seed: chosen.train
+            self.epochs = Epochs(of_epoch, pack_tokens=self.settings.pack_tokens, seed=self.seed)
         if self.trainer is not None:
             if self.settings.verify:
                 self._verify(self.trainer.global_rank, self.trainer.world_size)
@@ -94,91 +83,26 @@ class FeatureData(lightning.LightningDataModule):
         if any(found):
             raise InputError("; ".join(filter(None, found)))
 
-    def train_dataloader(self) -> PackLoader:
-        self.current = self._loader(partial(self._part, self._lightning.current_epoch))
-        return self.current
-
-    def val_dataloader(self) -> PackLoader:
-        spread = {**self._spread(), "micro_batches": 1}
-        packs = self._plans(self.val_samples, spread, shuffle_seed=None)[self._lightning.global_rank]
-        return self._loader(lambda: EpochPart(0, packs))
-
-    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        if not batch.pack.input_ids.is_cuda:
-            return batch.to(device, non_blocking=True)
-        # Its memory belongs to the side stream, which must not reuse it before the training step has read it.
-        for tensor in batch.tensors():
-            tensor.record_stream(torch.cuda.current_stream(device))
-        return batch
-
     @property
     def _lightning(self) -> lightning.Trainer:
         assert self.trainer is not None
         return self.trainer
 
-    # --- resuming ----------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        assert self.current is not None
-        state = self.current.state_dict()
-        return {**state, "spread": self._spread(), "before": self._resumed_in(state["epoch"])["before"]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume where a run stopped; with another number of ranks, by a new plan for the samples that are left."""
-        counted = None if self.current is None else len(self.current)
-        self.resumed, self._planned = self._replanned(state_dict), None
-        if self.current is not None and len(self.current) != counted:
-            reload_train_loader(self._lightning)
-
-    def _replanned(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        then, now = state_dict["spread"], self._spread()
-        if then == now or state_dict["consumed"] == state_dict["packs"]:
-            return state_dict
-        before = [*state_dict["before"], {"spread": then, "consumed": state_dict["consumed"]}]
-        earlier = sum(each["consumed"] for each in before)
-        if earlier % now["micro_batches"]:
-            raise InputError(
-                f"ckpt_path: that run stopped after pack {earlier} of an epoch, in the middle of a step of "
-                f"trainer.accumulate_grad_batches={now['micro_batches']}; resume with {then['micro_batches']}"
-            )
-        spread = "ranks=%d and trainer.accumulate_grad_batches=%d"
-        log.info(f"{spread} instead of {spread}: the rest of the epoch is planned again", *now.values(), *then.values())
-        return {"epoch": state_dict["epoch"], "consumed": 0, "before": before}
-
-    def _resumed_in(self, epoch: int) -> dict[str, Any]:
-        return self.resumed if epoch == self.resumed["epoch"] else FROM_THE_START
-
-    def _spread(self) -> dict[str, int]:
-        """Return the settings that the plan of an epoch depends on."""
+    def _spread(self) -> Spread:
         return {"ranks": self._lightning.world_size, "micro_batches": self._lightning.accumulate_grad_batches}
 
-    # --- plans and packs ---------------------------------------------------------------------------------------------
+    # --- loading -----------------------------------------------------------------------------------------------------
 
-    def _part(self, epoch: int) -> EpochPart:
-        """Plan this rank's part of the epoch, without samples that the run trained under other plans."""
-        if self._planned is None or self._planned.epoch != epoch:
-            seed, resumed = hash64(self.seed, epoch), self._resumed_in(epoch)
-            samples = self._samples_of_epoch(seed)
-            for other in resumed["before"]:
-                plans = self._plans(samples, other["spread"], shuffle_seed=seed)
-                samples = not_taken(samples, plans, other["consumed"])
-            packs = self._plans(samples, self._spread(), shuffle_seed=seed)[self._lightning.global_rank]
-            earlier = sum(other["consumed"] for other in resumed["before"])
-            self._planned = EpochPart(epoch, packs, start=resumed["consumed"], earlier=earlier)
-        return self._planned
+    def train_dataloader(self) -> PackLoader:
+        epoch, rank = self._lightning.current_epoch, self._lightning.global_rank
+        self.current = self._loader(lambda: self.epochs.part(epoch, self._spread(), rank))
+        return self.current
 
-    def packs_in_epoch(self) -> int:
-        """Count a rank's packs in the first epoch, planned as a whole; others may have a few more or less."""
-        seed = hash64(self.seed, 0)
-        return len(self._plans(self._samples_of_epoch(seed), self._spread(), shuffle_seed=seed)[0])
-
-    def _samples_of_epoch(self, seed: int) -> Samples:
-        return self.mixture.epoch(seed) if self.mixture else self.train_samples
-
-    def read(self, ref: SampleRef) -> Sample:
-        """Read a sample and apply the loss mask."""
-        sample = self.source.read(ref)
-        return replace(sample, turns=self.loss_mask(sample))
+    def val_dataloader(self) -> PackLoader:
+        ranks, pack_tokens = self._lightning.world_size, self.settings.pack_tokens
+        plans = plan_epoch(self.val_samples, pack_tokens=pack_tokens, world_size=ranks, accumulate=1, shuffle_seed=None)
+        packs = plans[self._lightning.global_rank]
+        return self._loader(lambda: EpochPart(0, packs))
 
     def _loader(self, part: Callable[[], EpochPart]) -> PackLoader:
         return PackLoader(part, self._load, prefetch=self.settings.prefetch, readers=self.settings.readers)
@@ -194,66 +118,32 @@ class FeatureData(lightning.LightningDataModule):
         batch = self.prepare(pack)
         return batch if self.side_stream is None else copy_on(self.side_stream, batch)
 
-    def _plans(self, samples: Samples, spread: dict[str, int], *, shuffle_seed: int | None) -> list[EpochPlan]:
-        return plan_epoch(
-            samples,
-            pack_tokens=self.settings.pack_tokens,
-            world_size=spread["ranks"],
-            accumulate=spread["micro_batches"],
-            shuffle_seed=shuffle_seed,
-        )
+    def read(self, ref: SampleRef) -> Sample:
+        """Read a sample and apply the loss mask."""
+        sample = self.source.read(ref)
+        return replace(sample, turns=self.loss_mask(sample))
 
-    # --- choosing samples --------------------------------------------------------------------------------------------
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        if not batch.pack.input_ids.is_cuda:
+            return batch.to(device, non_blocking=True)
+        # Its memory belongs to the side stream, which must not reuse it before the training step has read it.
+        for tensor in batch.tensors():
+            tensor.record_stream(torch.cuda.current_stream(device))
+        return batch
 
-    def _split(self) -> tuple[Samples, Samples]:
-        samples = self._samples_with_anchors()
-        self._check_lengths(samples)
-        # If there are only a few prompts, none may be below the fraction: then the lowest one validates.
-        given = self.val_fraction
-        self.val_fraction = max(given, math.nextafter(float(samples.split.min()), 1))
-        validates = samples.split < self.val_fraction
-        train, val = samples.take(~validates), samples.take(validates)
-        if not len(train):
-            smaller = " or a smaller data.val_fraction" if np.ptp(samples.split) else ": the only one validates"
-            raise InputError(
-                f"data.val_fraction={given} leaves none of the {len(samples)} samples of "
-                f"{as_setting(self.source.location)} for training; use more prompts{smaller}"
-            )
-        return train, val
+    # --- resuming ----------------------------------------------------------------------------------------------------
 
-    def _samples_with_anchors(self) -> Samples:
-        fitting = self.loss_mask.select(self.selected)
-        samples = fitting[: self.settings.limit_samples]
-        if type(self.loss_mask) is not AllTurns:  # the index counts anchors of unmasked answers only
-            masked = map(self.read, Bar(samples, desc="count anchors under the loss mask"))
-            counted = [len(anchors_of(sample.turns)) for sample in masked]
-            if np.array_equal(counted, self.selected.anchors[: self.settings.limit_samples]):
-                log.warning(
-                    "loss_mask=%s changes nothing: no answer of %s contains what it leaves out (features.reasoning "
-                    "names the markers of reasoning)",
-                    type(self.loss_mask).__name__, as_setting(self.source.location),
-                )  # fmt: skip
-            samples = replace(samples, anchors=np.array(counted, np.int32))
-        left_out = len(self.selected) - len(fitting) + int((samples.anchors <= 0).sum())
-        samples = samples.take(samples.anchors > 0)
-        if left_out:
-            log.info(
-                "loss_mask=%s leaves nothing to train in %d of %d samples: they are left out",
-                type(self.loss_mask).__name__, left_out, len(self.selected),
-            )  # fmt: skip
-        if not len(samples):
-            raise InputError(
-                f"loss_mask={type(self.loss_mask).__name__} leaves nothing to train in the "
-                f"{len(self.selected)} samples of {as_setting(self.source.location)}; choose another loss_mask"
-            )
-        return samples
+    def state_dict(self) -> dict[str, Any]:
+        assert self.current is not None
+        state = self.current.state_dict()
+        return {**state, "spread": self._spread(), "before": self.epochs.trained_before(state["epoch"]).before}
 
-    def _check_lengths(self, samples: Samples) -> None:
-        longest, pack_tokens = samples[int(samples.tokens.argmax())].entry, self.settings.pack_tokens
-        if longest.tokens > pack_tokens:
-            too_long = int((samples.tokens > pack_tokens).sum())
-            raise InputError(
-                f"data.pack_tokens={pack_tokens} is too small for {too_long} samples (the longest, "
-                f"{longest.id}: {longest.tokens} tokens); set data.pack_tokens={longest.tokens} or more, or leave "
-                f"them out with data.max_tokens={pack_tokens}"
-            )
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        counted = None if self.current is None else len(self.current)
+        self.epochs.resume(state_dict, self._spread())
+        if self.current is not None and len(self.current) != counted:
+            reload_train_loader(self._lightning)
+
+    def packs_in_epoch(self) -> int:
+        """Count a rank's packs in the first epoch, planned as a whole; others may have a few more or less."""
+        return self.epochs.packs_in_first(self._spread())

@@ -36,7 +36,14 @@ class BatchedTrees:
     """A text, with the head's keys and values of its rows, computed from the target's features.
 
     Row t joins the feature of token t with the embedding of token t + 1. A round whose root is token r drafts from row
-    r - 1, and attends to no later row."""
+    r - 1, and attends to no later row. Its candidates are numbered step by step. For topk=2:
+
+        step 1    0 1             children of the root
+        step 2    2 3  4 5        two children of each of the two nodes that step 1 kept: 0 and 1
+        step 3    6 7  8 9        two children of each that step 2 kept, say 5 and 2: 6 and 7 are children of 5
+
+    If the text continues with candidates 1, 4 and none, `own` is [1, 4, NOWHERE] and `ends` is [0, 2, 6, 10]: among the
+    first 2, 6 and 10 candidates the trees of 1, 2 and 3 steps rank them."""
 
     @torch.inference_mode()
     def __init__(
@@ -59,17 +66,12 @@ class BatchedTrees:
         parts = [self._places(part, topk, steps) for part in self._parts(roots, topk)]
         return torch.cat([torch.empty(0, steps, steps, dtype=torch.int32), *parts])
 
-    @torch.inference_mode()
-    def first_outputs(self, roots: range) -> Float[Tensor, "P H"]:
-        """Return the head's outputs that predict the first draft after each root."""
-        return torch.cat([self.fused[:0], *(self._first(part).hidden[:, 0] for part in self._parts(roots, 1))])
-
     def _parts(self, roots: range, topk: int) -> list[Int[Tensor, " P"]]:
         at_once = max(1, min(POSITIONS_AT_ONCE, SCORES_AT_ONCE // (topk * len(self.rows))))
         return list(torch.arange(roots.start, roots.stop, device=self.ids.device).split(at_once))
 
     def _places(self, roots: Int[Tensor, " P"], topk: int, steps: int) -> Int[Tensor, "P K K"]:
-        scores, own, ends = [], [], [0]  # by step: scores of candidates, index of the text's token, candidates so far
+        scores, own, ends = [], [], [0]  # by step: scores of candidates, number of the text's token, candidates so far
         frontier = self._first(roots)
         for depth in range(steps):
             best = self.head.logits(frontier.hidden).softmax(-1, dtype=torch.float32).topk(topk)  # (P, F, topk)
@@ -103,9 +105,9 @@ class BatchedTrees:
     ) -> Frontier:
         """Run the head on its own output and a drafted token, for the `topk` best candidates of the step."""
         topk = tokens.shape[-1]
-        kept_scores, kept = scores.topk(topk, dim=1)
+        kept_scores, kept = scores.topk(topk, dim=1)  # (P, topk) of the step's candidates, counted from 0
         every = torch.arange(len(roots), device=roots.device)[:, None]
-        parents = kept // topk
+        parents = kept // topk  # (P, topk), among the F nodes of the frontier
         keys, values = (part[every, parents] for part in frontier.paths)
         hidden, drafted = frontier.hidden[every, parents], tokens.flatten(1)[every, kept]
         positions = (roots[:, None] + keys.shape[2]).expand_as(drafted)
@@ -152,7 +154,7 @@ class SteppedTrees:
 
 
 def _places_in_order(scores: Float[Tensor, "P C"], own: Int[Tensor, "P K"], ends: list[int]) -> Int[Tensor, "P J K"]:
-    """Rank candidates as eagle3/decoding/drafter.py does: by score, ties in order."""
+    """Rank candidates as eagle3/decoding/drafter.py does: by score, ties in order. See `Recording` for the result."""
     found = []
     for end in ends:
         order = scores[:, :end].argsort(dim=1, descending=True, stable=True)

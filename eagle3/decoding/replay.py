@@ -35,7 +35,7 @@ from eagle3.target.model import Target
 @dataclass(frozen=True)
 class Rounds:
     """Rounds of decoding an answer: how many drafts each accepted, in order, and the `tokens` of the answer except the
-    first, which comes from prefill."""
+    first, which comes from prefill. Rounds of 2, 0 and 1 drafts make 3 + 1 + 2 tokens, the last may be past the end."""
 
     gained: list[int]
     tokens: int
@@ -50,7 +50,13 @@ class Recording:
     """Ranks of the target's own tokens in the trees of each `topk`, one tensor per answer.
 
     `places[topk][answer][p, s - 1, d - 1]` is the rank of the answer's d-th token after position p among the candidates
-    that s steps draft there, or the number of candidates if the token is not one of them."""
+    that s steps draft there, or the number of candidates if the token is not one of them. In a tree of two steps and
+    topk=2, which has 2 + 4 candidates, the ranks may be
+
+        [0, 4]    both tokens are candidates: draft_tokens=6, the root and the 5 best, accepts 2, draft_tokens=4 one
+        [1, 6]    only the first is a candidate: draft_tokens=3 or more accepts it, draft_tokens=2 nothing
+
+    A child never ranks above its parent, so the tokens that are among the best form the beginning of the answer."""
 
     places: dict[int, list[Int[Tensor, "_ K K"]]]
 
@@ -58,7 +64,8 @@ class Recording:
         """Return the rounds of decoding each answer. `draft_tokens` counts the root, as SGLang's flag does."""
         found = []
         for places in self.places[topk]:
-            accepted = (places[:, steps - 1, :steps] < draft_tokens - 1).sum(dim=1).tolist()
+            is_accepted = places[:, steps - 1, :steps] < draft_tokens - 1  # (P, steps)
+            accepted = is_accepted.sum(dim=1).tolist()
             found.append(Rounds(rounds_of_turn(accepted), len(accepted)))
         return found
 

@@ -1,16 +1,22 @@
 """Tokens that the anchors of a pack attend to, as calls of an attention kernel.
 
-One causal call covers the span of each turn: the tokens from the end of the sample's previous turn up to the anchor.
-The spans of earlier turns follow by halving the turns of a sample recursively: at each level the anchors of the right
-halves attend to the tokens of the left halves. That makes ceil(log2(turns)) calls, and none for samples of one turn.
-Keys stay in place in the pack: gathering each turn's keys would cost memory for turns x tokens.
+The span of a turn is the tokens from the end of the sample's previous turn on. Anchors attend to their own span up to
+themselves, and to the spans of all earlier turns. A sample whose turns 1 … 4 have the anchors a and the spans s takes
+
+    the causal call    a1 → s1    a2 → s2    a3 → s3    a4 → s4
+    1st other call     a3 a4 → s1 s2                                the right half of the turns reads the left half
+    2nd other call     a2 → s1               a4 → s3                the same inside each half
+
+which are ceil(log2(turns)) other calls, and none for a sample of one turn. Keys stay in place in the pack: gathering
+each turn's keys would cost memory for turns x tokens.
 
 Shapes: T tokens of the pack, R anchors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -19,7 +25,13 @@ from torch import Tensor
 from eagle3.data.pack import OnDevice
 
 Range = tuple[int, int]  # the first, and one past the last
-Read = tuple[Range, Range]  # of anchors, as indices in R, and of the tokens that they attend to
+
+
+class Read(NamedTuple):
+    """Consecutive anchors, as indices in R, and the consecutive tokens that they attend to."""
+
+    anchors: Range
+    tokens: Range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +50,16 @@ class Segments(OnDevice):
 
     @classmethod
     def of(cls, reads: Sequence[Read], num_anchors: int, num_tokens: int, *, causal: bool) -> "Segments":
-        """Cut all anchors and tokens at the bounds of `reads`, which ascend; what is between them reads nothing."""
+        """Cut all anchors and tokens at the bounds of `reads`, which ascend; what is between them reads nothing.
+
+        Anchors 0 and 1 read tokens 0 … 4, anchors 4 and 5 tokens 9 … 11, of 6 anchors and 14 tokens:
+
+            query_bounds    0  2  4  4   6   6    2 anchors, 2 that read nothing, none, 2 anchors, none
+            key_bounds      0  5  5  9  12  14    5 tokens, none, 4 that nobody reads, 3, 2 that nobody reads
+        """
         bounds = [(0, 0)]
-        for (first_anchor, anchor_stop), (first_token, token_stop) in [
-            *reads,
-            ((num_anchors, num_anchors), (num_tokens, num_tokens)),
-        ]:
+        end = Read((num_anchors, num_anchors), (num_tokens, num_tokens))
+        for (first_anchor, anchor_stop), (first_token, token_stop) in [*reads, end]:
             queries, keys = bounds[-1]
             if first_anchor > queries:
                 bounds.append((first_anchor, keys))
@@ -63,16 +79,23 @@ class Segments(OnDevice):
 
 
 def segments_of(turns_of_samples: list[list[Read]], num_anchors: int, num_tokens: int) -> tuple[Segments, ...]:
-    """Return the call for each turn's own span, then those for earlier turns. `turns_of_samples` has, for each sample
-    and turn, the anchors and the span."""
-    levels: list[list[Read]] = []
-    for turns in turns_of_samples:
-        _halve(turns, levels)
+    """Return the causal call, then the others. `turns_of_samples` has, for each sample and turn, anchors and span."""
     own = [turn for turns in turns_of_samples for turn in turns]
     return (
         Segments.of(own, num_anchors, num_tokens, causal=True),
-        *(Segments.of(level, num_anchors, num_tokens, causal=False) for level in levels),
+        *(Segments.of(reads, num_anchors, num_tokens, causal=False) for reads in earlier_turns(turns_of_samples)),
     )
+
+
+def earlier_turns(groups: list[list[Read]]) -> Iterator[list[Read]]:
+    """Yield for each other call which anchors of right halves read which tokens of left halves."""
+    while groups := [turns for turns in groups if len(turns) > 1]:
+        halves = [(turns[: len(turns) // 2], turns[len(turns) // 2 :]) for turns in groups]
+        yield [
+            Read((right[0].anchors[0], right[-1].anchors[1]), (left[0].tokens[0], left[-1].tokens[1]))
+            for left, right in halves
+        ]
+        groups = [half for both in halves for half in both]
 
 
 def turns_of_samples(
@@ -85,19 +108,6 @@ def turns_of_samples(
         while stop > token_bounds[sample + 1]:
             sample += 1
             start = token_bounds[sample]
-        turns[sample].append((anchors, (start, stop)))
+        turns[sample].append(Read(anchors, (start, stop)))
         start = stop
     return turns
-
-
-def _halve(turns: list[Read], levels: list[list[Read]], depth: int = 0) -> None:
-    """Add to each level the anchors of a right half, and the tokens of the left half that they attend to."""
-    if len(turns) < 2:
-        return
-    left, right = turns[: len(turns) // 2], turns[len(turns) // 2 :]
-    if depth == len(levels):
-        levels.append([])
-    anchors, tokens = (right[0][0][0], right[-1][0][1]), (left[0][1][0], left[-1][1][1])
-    levels[depth].append((anchors, tokens))
-    _halve(left, levels, depth + 1)
-    _halve(right, levels, depth + 1)

@@ -1,7 +1,16 @@
 """Selects the prompts to keep, by DuckDB: no duplicates, within the limits, drawn for the traffic mix, or held out.
 
-Rows, including refused ones, are numbered from 0 in the order of the sources; prompts that earlier runs kept, below 0.
-Data beyond MEMORY is on disk.
+Tables and views of the database, a row for each
+
+    scanned       row of a chunk: `number`, `source`, hashes of text and id, shingles, `reason` if a filter refused it
+    prompts       row that no filter refused
+    known         prompt that an earlier run kept
+    alike         pair of similar texts; `related`: of similar questions
+    decisions     prompt, with the `reason` against it, or NULL
+    kept          prompt without a reason
+
+`number` counts all rows from 0 in the order of the sources, so that of two equal prompts the lower number is kept.
+Prompts of earlier runs have numbers below 0. Data beyond MEMORY is on disk.
 """
 
 import glob
@@ -27,7 +36,7 @@ HELD_OUT, NOT_HELD_OUT = "held out", "not held out"  # why a prompt is in one of
 
 
 class Selection:
-    """A database of the rows in `chunks`. In its table `fates`, `reason` is NULL for a prompt that is kept.
+    """A database of the rows in `chunks`.
 
     known: the chunks of earlier runs' prompts; each `source` there is an index of `folders`.
     """
@@ -182,26 +191,26 @@ class Selection:
         """)
 
     def _find_duplicates(self, duplicates: DuplicateSettings) -> None:
-        """Fill `fates`: duplicates among the prompts within the limits of their sources, and those past the limits."""
+        """Fill `decisions`: find duplicates within the limits of the sources, and refuse prompts past them."""
         past = " OR ".join(f"source = {source} AND number >= {cut}" for source, cut in self.cuts.items()) or "false"
         self.db.execute(f"""
-            CREATE OR REPLACE TABLE fates AS
-                SELECT prompts.*, known_texts.reason FROM prompts LEFT JOIN known_texts USING (text) WHERE NOT ({past})
+            CREATE OR REPLACE TABLE decisions AS
+                SELECT prompts.*, known_texts.reason FROM prompts LEFT JOIN known_texts USING (text) WHERE NOT ({past});
+            CREATE OR REPLACE VIEW kept AS SELECT * FROM decisions WHERE reason IS NULL
         """)
         for column, reason in _steps(duplicates):
-            first = f"(SELECT {column}, min(number) AS first FROM fates WHERE reason IS NULL GROUP BY {column})"
+            first = f"(SELECT {column}, min(number) AS first FROM kept GROUP BY {column})"
             self._refuse(
                 "number > first", f"repeating('{reason}', first, source_start)", f"JOIN {first} USING ({column})"
             )
         if duplicates.near:
             self._store("near", self._near_duplicates())
             self._refuse("later = number", f"repeating('{NEAR}', earlier, source_start)", "JOIN near ON later = number")
-        self.db.execute(f"INSERT INTO fates SELECT *, '{SOURCE_LIMIT}' FROM prompts WHERE {past}")
+        self.db.execute(f"INSERT INTO decisions SELECT *, '{SOURCE_LIMIT}' FROM prompts WHERE {past}")
 
     def _near_duplicates(self) -> pyarrow.Table:
         """Return the dropped prompts, each with the earlier kept prompt that it repeats."""
         pairs = self.db.execute("""
-            WITH kept AS (SELECT number, text FROM fates WHERE reason IS NULL)
             SELECT greatest(a.number, b.number) AS later, least(a.number, b.number) AS earlier
             FROM alike JOIN kept AS a ON a.text = one JOIN kept AS b ON b.text = other
             ORDER BY later, shared DESC, earlier
@@ -219,25 +228,27 @@ class Selection:
     def _refuse(self, condition: str, reason: str, join: str = "") -> None:
         """Set `reason` for the kept prompts that meet `condition`."""
         self.db.execute(f"""
-            CREATE OR REPLACE TABLE fates AS
-            SELECT fates.* REPLACE (CASE WHEN reason IS NULL AND {condition} THEN {reason} ELSE reason END AS reason)
-            FROM fates {f"LEFT {join}" if join else ""}
+            CREATE OR REPLACE TABLE decisions AS
+            SELECT decisions.* REPLACE (
+                CASE WHEN reason IS NULL AND {condition} THEN {reason} ELSE reason END AS reason
+            )
+            FROM decisions {f"LEFT {join}" if join else ""}
         """)
 
     def _first_past(self, limit: int, condition: str = "true") -> int | None:
         """Return the number of the kept prompt after the first `limit`, None if there are no more."""
-        query = f"SELECT number FROM fates WHERE reason IS NULL AND {condition} ORDER BY number LIMIT 1 OFFSET {limit}"
+        query = f"SELECT number FROM kept WHERE {condition} ORDER BY number LIMIT 1 OFFSET {limit}"
         found = self.db.execute(query).fetchone()
         return found[0] if found else None
 
     def kept(self, sources: int) -> list[int]:
         """Count the kept prompts of each source."""
-        counts = self.db.execute("SELECT source, count(*) FROM fates WHERE reason IS NULL GROUP BY source").fetchall()
+        counts = self.db.execute("SELECT source, count(*) FROM kept GROUP BY source").fetchall()
         return [dict(counts).get(source, 0) for source in range(sources)]
 
     def refused(self, source: int) -> Counter[str]:
         """Count the reasons against prompts of a source."""
-        query = "SELECT reason, count(*) FROM fates WHERE reason IS NOT NULL AND source = ? GROUP BY reason"
+        query = "SELECT reason, count(*) FROM decisions WHERE reason IS NOT NULL AND source = ? GROUP BY reason"
         return Counter(dict(self.db.execute(query, [source]).fetchall()))
 
     def other_modes(self, bands: int) -> int:
@@ -245,22 +256,21 @@ class Selection:
         question = f"hash({', '.join(band_names(bands))})"
         [[number]] = self.db.execute(f"""
             SELECT count(DISTINCT hash(question, mode_hash)) - count(DISTINCT question)
-            FROM (SELECT {question} AS question, mode_hash FROM scanned
-                  SEMI JOIN (SELECT number FROM fates WHERE reason IS NULL) USING (number))
+            FROM (SELECT {question} AS question, mode_hash FROM scanned SEMI JOIN kept USING (number))
         """).fetchall()
         return number
 
     def draw(self, mix: TrafficMix, sample: Counter[int]) -> dict:
         """Keep the number of prompts of each cell that the mix wants, by a hash of text and seed; return its report."""
-        counts = self.db.execute("SELECT cell, count(*) FROM fates WHERE reason IS NULL GROUP BY cell").fetchall()
+        counts = self.db.execute("SELECT cell, count(*) FROM kept GROUP BY cell").fetchall()
         wanted, report = mix.choose(dict(counts), sample=sample)
         self._store("wanted", pyarrow.table({"cell": list(wanted), "wanted": list(wanted.values())}))
         self.db.execute(f"""
             CREATE TABLE undrawn AS
-            SELECT number FROM (SELECT * FROM fates WHERE reason IS NULL) JOIN wanted USING (cell)
+            SELECT number FROM kept JOIN wanted USING (cell)
             QUALIFY row_number() OVER (PARTITION BY cell ORDER BY md5(concat(text, ':{mix.seed}')), number) > wanted
         """)
-        self._refuse("undrawn.number IS NOT NULL", f"'{MIX}'", "JOIN undrawn ON undrawn.number = fates.number")
+        self._refuse("undrawn.number IS NOT NULL", f"'{MIX}'", "JOIN undrawn ON undrawn.number = decisions.number")
         return report
 
     def limit(self, limit: int) -> None:
@@ -276,12 +286,11 @@ class Selection:
         Prompts of one question in several modes, or with several answers, are one group, and so is a chain of near
         duplicates. A group that is larger than the number that is still missing is left to the training.
         """
-        kept = "SELECT text, number FROM fates WHERE reason IS NULL"
-        self._find_similar("related", kept, duplicates, within_modes=False)
+        self._find_similar("related", "SELECT text, number FROM kept", duplicates, within_modes=False)
         self._store("roots", self._roots())
         groups = self.db.execute(f"""
             CREATE TABLE grouped AS
-                SELECT number, coalesce(root, text) AS root FROM ({kept}) LEFT JOIN roots USING (text);
+                SELECT number, coalesce(root, text) AS root FROM kept LEFT JOIN roots USING (text);
             SELECT root, count(*) FROM grouped GROUP BY root ORDER BY md5(concat(root, ':{seed}')), root
         """)
         drawn, missing = array("Q"), wanted
@@ -321,7 +330,7 @@ class Selection:
         """
         other = f"CASE WHEN reason IS NULL THEN '{NOT_HELD_OUT}' ELSE nullif(reason, '{HELD_OUT}') END"
         query = f"""
-            SELECT number, {other if held_out else "reason"} AS why FROM fates
+            SELECT number, {other if held_out else "reason"} AS why FROM decisions
             WHERE why IS NOT NULL AND number >= ? AND number < ?
         """
         start, end = self.starts[chunk], self.starts[chunk + 1]
@@ -331,7 +340,7 @@ class Selection:
         """Return the prompts of a chunk, kept or held out, whose id an earlier one of them has, by their row in it."""
         self.db.execute(f"""
             CREATE TABLE IF NOT EXISTS repeated AS
-                SELECT number FROM fates WHERE reason IS NULL OR reason = '{HELD_OUT}'
+                SELECT number FROM decisions WHERE reason IS NULL OR reason = '{HELD_OUT}'
                 QUALIFY row_number() OVER (PARTITION BY id ORDER BY number) > 1
         """)
         start, end = self.starts[chunk], self.starts[chunk + 1]

@@ -189,12 +189,6 @@ class HeadTraining(lightning.LightningModule):
         if trainer.ckpt_path is not None:  # this epoch may be planned in two ways
             packs, limit = trainer.datamodule.packs_in_epoch(), trainer.limit_train_batches  # type: ignore[attr-defined]
             packs = min(packs, limit) if isinstance(limit, int) else int(packs * limit)
-            if schedule.epoch is None:
-                log.warning(
-                    "ckpt_path=%s is of an older version, which saved no length of the training: its learning rate "
-                    "is right only with the ranks, trainer.accumulate_grad_batches and trainer.max_epochs of that run",
-                    trainer.ckpt_path,
-                )
         steps_in_epoch = math.ceil(packs / trainer.accumulate_grad_batches)
         changed = schedule.start(steps_in_epoch, trainer.max_epochs or -1, trainer.max_steps)
         if changed:

@@ -226,7 +226,7 @@ def require_checkpoint_fits(
             f"ckpt_path={path} has another head than this run ({', '.join(differing)}); give the model.* settings, "
             f"init_from and data.path of the run that it comes from"
         )
-    differing = _differing({key: value for key, value in record.settings.items() if not _is_gone(key, value)}, settings)
+    differing = _differing(record.settings, settings)
     if differing:
         raise InputError(
             f"ckpt_path={path} was trained with other settings ({', '.join(differing)}); give those of that run "
@@ -247,11 +247,6 @@ def require_epochs(checkpoint: Checkpoint, max_epochs: int | None) -> None:
             f"trainer.max_epochs={done + 1} or more to continue that training, in which the learning rate then rises "
             f"again, or start a new one from its head, exported, with init_from=HEAD"
         )
-
-
-def _is_gone(key: str, value: Any) -> bool:
-    """Say whether a run that was begun with an earlier version recorded a key that changes nothing any more."""
-    return (key, value) == ("data.order", "shuffled") or key == "data.shuffle_buffer"
 
 
 def _differing(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

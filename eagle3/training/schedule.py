@@ -27,7 +27,7 @@ class ShareLR(LambdaLR):
         warmup_fraction: float = 0.0,
     ) -> None:
         self.length, self.warmup_fraction = float(length), warmup_fraction
-        self.epoch: float | None = None  # length of an epoch; None before `start`, and in older checkpoints
+        self.epoch: float | None = None  # length of an epoch; None before `start`
         self.first, self.done_at_first, self.per_step = 0, 0.0, 1.0  # from the step `first` on, each counts `per_step`
         self.rise_from = self.rise_to = self.rise_begin = 0.0  # the rate rises between these two, from this factor
 

@@ -35,7 +35,7 @@ Compute = Callable[[TttBatch], tuple[Float[Tensor, ""], Sums]]  # the loss, and 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a static batch."""
+    """Sizes of a static batch: 15,000 tokens with 3,000 anchors take 16,384 + 512 tokens and 3,072 anchors."""
 
     tokens: int
     anchors: int
@@ -65,67 +65,73 @@ class StaticBatch:
     """A batch whose tensors stay in place and are overwritten by one batch after another."""
 
     def __init__(self, batch: TttBatch, sizes: Sizes, ttt_steps: int) -> None:
-        device, pack = batch.anchors.device, batch.pack
-        self.sizes = sizes
-        # Padding anchors stand on the last tokens.
-        self.last_tokens = torch.arange(sizes.anchors, device=device) + sizes.tokens - sizes.anchors
-
-        def of(tensor: Tensor, rows: int) -> Tensor:
-            return tensor.new_zeros(rows, *tensor.shape[1:])
-
-        # What only the host knows is left out: whatever reads it cannot be recorded.
-        of_pack: dict[str, Any] = {
-            **{name: of(getattr(pack, name), sizes.tokens) for name in OF_TOKENS},
-            **{name: of(getattr(pack, name), sizes.teachers) for name in OF_TEACHERS},
-            **{name: torch.ones((), device=device, dtype=torch.float64) for name in IN_STEP},
-        }
-        self.batch = replace(
-            batch,
-            anchor_bounds=(),
-            turn_bounds=(),
-            pack=replace(pack, token_bounds=(), sample_ids=(), **of_pack),
-            **{name: of(getattr(batch, name), sizes.anchors) for name in OF_ANCHORS},
-            segments=tuple(
-                Segments(
-                    query_bounds=of(each.query_bounds, length),
-                    key_bounds=of(each.key_bounds, length),
-                    most_queries=0,
-                    most_keys=0,
-                    causal=each.causal,
-                )
-                for each, length in zip(batch.segments, sizes.segments, strict=True)
-            ),
-            pair_bounds=every_pair(sizes.anchors, ttt_steps),
-        )
+        device = batch.anchors.device
+        self.sizes, self.last_tokens = sizes, torch.arange(sizes.tokens - sizes.anchors, sizes.tokens, device=device)
+        self.in_step = torch.ones(2, device=device, dtype=torch.float64)  # what the loss is divided by
+        self.batch = enlarged(batch, sizes, ttt_steps, self.in_step)
         self.write(batch)
 
     def write(self, batch: TttBatch) -> None:
-        own, sizes = self.batch, self.sizes
-        for name in OF_TOKENS + OF_TEACHERS:
-            write_rows(getattr(own.pack, name), getattr(batch.pack, name), 0)
-        for name in IN_STEP:
-            getattr(own.pack, name).fill_(getattr(batch.pack, name))
-        fills: tuple[Tensor | int, ...] = self.last_tokens[len(batch.anchors) :], 0, 1
-        for name, fill in zip(OF_ANCHORS, fills, strict=True):
-            write_rows(getattr(own, name), getattr(batch, name), fill)
-        for static, segments in zip(own.segments, batch.segments, strict=True):
-            write_rows(static.query_bounds, segments.query_bounds, sizes.anchors)
-            write_rows(static.key_bounds, segments.key_bounds, sizes.tokens)
+        """Write every tensor of a batch, and below its rows zeros: padding anchors are trained at no step."""
+        static, anchors, sizes = self.batch, len(batch.anchors), self.sizes
+        for static_rows, rows in zip((each for each in static.tensors() if each.ndim), batch.tensors(), strict=True):
+            static_rows[: len(rows)] = rows
+            static_rows[len(rows) :] = 0
+        static.anchors[anchors:] = self.last_tokens[anchors:]
+        static.anchors_of_sample[anchors:] = 1  # the loss is divided by it
+        for bounds, of_batch in zip(static.segments, batch.segments, strict=True):
+            bounds.query_bounds[len(of_batch.query_bounds) :] = sizes.anchors
+            bounds.key_bounds[len(of_batch.key_bounds) :] = sizes.tokens
+        self.in_step[0].fill_(batch.pack.anchors_in_step)
+        self.in_step[1].fill_(batch.pack.samples_in_step)
 
 
-OF_TOKENS = ("input_ids", "turns", "positions", "aux_hidden_states", "teacher_index")  # of a pack
-OF_TEACHERS = ("last_hidden_state", "teacher_argmax")
-IN_STEP = ("anchors_in_step", "samples_in_step")  # numbers on the host, tensors in a static batch
-OF_ANCHORS = ("anchors", "anchor_steps", "anchors_of_sample")  # of a batch
+def enlarged(batch: TttBatch, sizes: Sizes, ttt_steps: int, in_step: Any) -> TttBatch:
+    """Return a batch of zeros. What only the host knows is left out: whatever reads it cannot be recorded."""
 
+    def of(tensor: Tensor, rows: int) -> Tensor:
+        return tensor.new_zeros(rows, *tensor.shape[1:])
 
-def write_rows(static: Tensor, rows: Tensor, fill: Tensor | int) -> None:
-    static[: len(rows)] = rows
-    static[len(rows) :] = fill
+    pack = batch.pack
+    return replace(
+        batch,
+        pack=replace(
+            pack,
+            input_ids=of(pack.input_ids, sizes.tokens),
+            turns=of(pack.turns, sizes.tokens),
+            positions=of(pack.positions, sizes.tokens),
+            aux_hidden_states=of(pack.aux_hidden_states, sizes.tokens),
+            teacher_index=of(pack.teacher_index, sizes.tokens),
+            last_hidden_state=of(pack.last_hidden_state, sizes.teachers),
+            teacher_argmax=of(pack.teacher_argmax, sizes.teachers),
+            token_bounds=(),
+            sample_ids=(),
+            anchors_in_step=in_step[0],
+            samples_in_step=in_step[1],
+        ),
+        anchors=of(batch.anchors, sizes.anchors),
+        anchor_steps=of(batch.anchor_steps, sizes.anchors),
+        anchors_of_sample=of(batch.anchors_of_sample, sizes.anchors),
+        anchor_bounds=(),
+        turn_bounds=(),
+        pair_bounds=every_pair(sizes.anchors, ttt_steps),
+        segments=tuple(
+            Segments(
+                query_bounds=of(each.query_bounds, length),
+                key_bounds=of(each.key_bounds, length),
+                most_queries=0,
+                most_keys=0,
+                causal=each.causal,
+            )
+            for each, length in zip(batch.segments, sizes.segments, strict=True)
+        ),
+    )
 
 
 def every_pair(anchors: int, ttt_steps: int) -> tuple[int, ...]:
-    """Return `pair_bounds` of all K · R pairs: those whose teacher is past the end belong to the last one."""
+    """Return `pair_bounds` of all K · R pairs: those whose teacher is past the end belong to the last one.
+
+    With 3 anchors and 2 steps (0, 1, 3, 6): teacher 0 is asked once, teacher 1 twice, teacher 2 three times."""
     before = [0]
     for teacher in range(anchors):
         before.append(before[-1] + min(ttt_steps, teacher + 1))

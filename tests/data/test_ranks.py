@@ -56,7 +56,7 @@ def test_every_sample_is_trained_once_whatever_the_ranks(
     expected = Counter(name for batch in whole.train_dataloader() for name in batch.pack.sample_ids)
     assert trained == expected
     following = data_of(store, state, weights=weights)
-    assert following.resumed["before"] == state["before"]  # the epoch was ended: the next one is another
+    assert following.epochs.resumed.before == state["before"]  # the epoch was ended: the next one is another
 
 
 @pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)

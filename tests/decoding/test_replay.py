@@ -4,13 +4,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from fitted_head import LAYERS, NEW_TOKENS, PROMPT, chain_output, fitted_head, small_target, stopping_at
+from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target, stopping_at
 
 from eagle3.decoding import batched_trees
 from eagle3.decoding.batched_trees import NOWHERE
 from eagle3.decoding.replay import answer_all, record
 from eagle3.decoding.speculate import Speculator, measure, plain_greedy
-from eagle3.target.capture import Capture
 
 PROMPTS = [PROMPT, PROMPT[4:], PROMPT[9:]]
 SETTINGS = [
@@ -133,13 +132,3 @@ def test_of_equal_scores_the_earlier_candidate_comes_first():
     scores = torch.tensor([[0.5, 0.25, 0.25, 0.25]])
     places = batched_trees._places_in_order(scores, torch.tensor([[0, 2, NOWHERE]]), [2, 4])
     assert places.tolist() == [[[0, 2, 2], [0, 2, 4]]]
-
-
-def test_outputs_before_the_first_draft_are_those_of_a_plain_reference(target, head) -> None:
-    capture = Capture(target, LAYERS)
-    aux = capture(torch.tensor([PROMPT]), [len(PROMPT)])[0].aux_hidden_states
-    trees = batched_trees.BatchedTrees(Speculator(target, head, LAYERS), capture, PROMPT)
-    rows = trees.first_outputs(range(1, len(PROMPT)))
-    for row in (0, 7, len(PROMPT) - 2):
-        torch.testing.assert_close(rows[row], chain_output(head, target, aux, PROMPT[: row + 2], row))
-    assert len(trees.first_outputs(range(1, 1))) == 0

@@ -11,6 +11,7 @@ from stores import MADE_FROM, in_float32, random_sample, random_samples, write_s
 from eagle3.errors import InputError
 from eagle3.features.index import SampleEntry
 from eagle3.features.loss_mask import AllTurns, Everything, LastTurn, WithoutReasoning
+from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef, Samples
 
 TURNS = [0, 1, 1, 1, 0, 2, 2, 2, 2, 2]
@@ -110,3 +111,17 @@ def test_a_mask_that_changes_nothing_says_so(tmp_path: Path, caplog: pytest.LogC
 def test_a_store_that_cannot_serve_a_mask_is_refused_with_a_fix(mask: AllTurns, made_from: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         mask.check(replace(MADE_FROM, **made_from))
+
+
+class NotSeven(AllTurns):
+    """Marks prompt tokens as well."""
+
+    def __call__(self, sample: Sample) -> torch.Tensor:
+        return (sample.input_ids != 7).int()
+
+
+def test_a_mask_may_only_mark_tokens_with_a_teacher(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"loss_mask=NotSeven marks tokens of sample p.*features\.teachers=all"):
+        samples_under(NotSeven(), write_store(tmp_path / "answers", random_samples(3)))
+    samples = random_samples(3, stored="all")
+    assert len(samples_under(NotSeven(), write_store(tmp_path / "all", samples, teachers="all"))) == 3

@@ -5,6 +5,16 @@ Read the reference in loss.py first; this has the same loss, metrics and gradien
 computed once. A chunk's logits are overwritten by their gradient, which is multiplied back immediately: no tensor of
 [J, D] or [R, D] ever exists. Gradients are ready with the loss, and the backward pass only scales them.
 
+Teacher i is the one that anchor i asks at step 0. Anchors of a turn are consecutive, so anchor i asks teacher i + k at
+step k. A slot is a row of the states, a pair a slot that is trained, and pairs are in the order of their teachers. For
+K = 2 steps and anchors 0, 1, 2, which are one turn (so that anchor 2 is not trained at step 1):
+
+    slot       0  1  2  3  4  5    step · R + anchor
+    teacher    0  1  2  1  2  -    step + anchor
+    pair       0  1  2  3  4
+    its slot   0  1  3  2  4
+    teacher    0  1  1  2  2       so that `bounds` is 0, 1, 3, 5: the pairs before each teacher, and all
+
 Shapes: fast/__init__.py; KR = K · R.
 """
 
@@ -78,7 +88,7 @@ class ChunkedLoss:
     ) -> tuple[Float[Tensor, " L"], Int[Tensor, " L"]]:
         """Return each pair's loss and argmax; with gradients, those of trained `states` are written over them."""
         losses, picked = torch.empty_like(pairs.weight), torch.empty_like(pairs.wanted)
-        for asked, chunk in even_chunks(pairs.bounds, self.chunk):
+        for asked, chunk in even_chunks(pairs.bounds, self.chunk):  # slices of teachers, and of their pairs
             slots = pairs.slots[chunk]
             logits = projection.forward(states, slots)  # (M, D)
             losses[chunk], picked[chunk] = kernel(
@@ -91,32 +101,31 @@ class ChunkedLoss:
 
 
 class _Teachers:
-    """The teachers of the pack, in the order of the anchors that use them at step 0."""
+    """The teachers that anchors ask."""
 
     def __init__(self, batch: TttBatch, teacher_head: Float[Tensor, "D H"], transform: LogitTransform) -> None:
         self.transform = transform
         # In the dtype of the store: products of half precision, summed in float32, are exact and fastest.
         dtype = torch.promote_types(batch.pack.last_hidden_state.dtype, teacher_head.dtype)
         self.last_hidden_state, self.head = batch.pack.last_hidden_state, teacher_head.to(dtype)
-        self.places: Int[Tensor, " R"] = batch.pack.teacher_index[  # in J
-            (batch.anchors + 1).clamp(max=len(batch.pack.teacher_index) - 1)
-        ]
+        after_anchor = (batch.anchors + 1).clamp(max=len(batch.pack.teacher_index) - 1)
+        self.rows: Int[Tensor, " R"] = batch.pack.teacher_index[after_anchor]  # of J, for each teacher
         self.dtype = torch.promote_types(dtype, torch.float32)
 
     def logits(self, asked: slice) -> Float[Tensor, "B D"]:
         """Return logits that are not rounded to half precision, which would blur close tokens."""
-        states = self.last_hidden_state.index_select(0, self.places[asked]).to(self.head.dtype)  # (B, H)
+        states = self.last_hidden_state.index_select(0, self.rows[asked]).to(self.head.dtype)  # (B, H)
         return self.transform(wide_product(states, self.head.T, self.dtype))
 
 
 @dataclass(frozen=True)
 class _Pairs:
-    """The trained (step, anchor) pairs, or all of them, ordered by their teacher."""
+    """Every pair's slot and teacher. In a static batch (training/step_graphs.py) all slots are pairs."""
 
     trained: Bool[Tensor, "K R"]
-    bounds: tuple[int, ...]  # R + 1: how many pairs come before each teacher
-    slots: Int[Tensor, " L"]  # step · R + anchor
-    teachers: Int[Tensor, " L"]  # index into `_Teachers.places`
+    bounds: tuple[int, ...]  # R + 1
+    slots: Int[Tensor, " L"]
+    teachers: Int[Tensor, " L"]
     weight: Float[Tensor, " L"]  # of the pair's loss; 0 where the teacher is outside the draft vocabulary
     wanted: Int[Tensor, " L"]  # the teacher's argmax as a draft id; -1 outside
 
@@ -134,12 +143,13 @@ def _pairs(objective: UnrollLoss, head: Head, batch: TttBatch, teachers: _Teache
     num_anchors, bounds = len(batch.anchors), batch.pair_bounds
     step = torch.arange(ttt_steps, device=batch.anchors.device)[:, None]
     trained = batch.anchor_steps > step  # (K, R)
-    # Anchors of a turn are consecutive: anchor i uses at step k the teacher that anchor i + k uses at step 0.
-    teacher = step + torch.arange(num_anchors, device=step.device)
-    every_pair = bounds[-1] == trained.numel()  # then those that are not trained have weight 0
-    teacher = teacher.clamp(max=num_anchors - 1) if every_pair else torch.where(trained, teacher, num_anchors)
+    teacher = step + torch.arange(num_anchors, device=step.device)  # (K, R)
+    if bounds[-1] == trained.numel():  # all slots: those that are not trained have weight 0, and any teacher
+        teacher = teacher.clamp(max=num_anchors - 1)
+    else:  # sort those that are not trained to the end, where they are cut
+        teacher = torch.where(trained, teacher, num_anchors)
     of_pair, slots = (part[: bounds[-1]] for part in teacher.flatten().sort(stable=True))  # (L,)
-    token = batch.pack.teacher_argmax[teachers.places[of_pair]]
+    token = batch.pack.teacher_argmax[teachers.rows[of_pair]]
     wanted = torch.searchsorted(head.draft_ids, token).clamp(max=len(head.draft_ids) - 1)
     counted = (head.draft_ids[wanted] == token) & trained.flatten()[slots]
     weight = objective.weights(batch, ttt_steps, teachers.dtype)
@@ -237,7 +247,8 @@ def plain_loss_and_gradient(
 def even_chunks(bounds: tuple[int, ...], size: int) -> list[tuple[slice, slice]]:
     """Cut teachers and their pairs into chunks of about `size` pairs each, with no small remainder.
 
-    `bounds` has the number of pairs before each teacher, and in total. A teacher's pairs stay together.
+    A teacher's pairs stay together: bounds 0, 1, 3, 5 and size 3 give teachers 0, 1 with pairs 0 … 2, and teacher 2
+    with pairs 3, 4.
     """
     total = bounds[-1]
     number = max(1, -(-total // size))

@@ -6,12 +6,18 @@ and passes over memory for norms, RoPE, SwiGLU and residuals. Here
 - weights are cast once per training step, with q/k/v and gate/up in one matrix each: fewer and larger products;
 - products add a weight's gradient to one float32 sum over all steps, which autograd gets once, when it is complete;
 - cheap intermediates are recomputed in the backward, in the memory of a gradient that is no longer needed;
-- the embeddings' part of queries, keys and values, half of those products, is computed once for all steps: anchors of
-  a turn are consecutive, so anchor i takes at step k the token that anchor i + k takes at step 0. (Past the end of a
-  turn that is another turn's token, at anchors that the step does not train.)
+- the embeddings' part of queries, keys and values, half of those products, is computed once for all steps.
 
-Every autograd node here is a part of `DraftHead`, with the equations of elementwise.py. `StepState` shows in which
-order they run and which tensors they leave for each other. Shapes: fast/__init__.py.
+Every autograd node here is a part of `DraftHead`, with the equations of elementwise.py. `weights` is one object for all
+nodes; its gradients and its `embed_part` are all that passes between them besides autograd's tensors. Forwards run from
+left to right, backwards from right to left:
+
+                       fuse     context       output 0   project 1     output 1   project 2     …
+    forward                     writes                   reads                    reads               embed_part
+    backward                    takes                    adds to                  adds to             its total
+    backward returns   of_fuse  of_attention  of_output  of_feedback                                  gradients of
+
+Shapes: fast/__init__.py.
 """
 
 from typing import Any
@@ -20,11 +26,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.elementwise import Elementwise
-from eagle3.head.fast.fused_weights import EMBED, HIDDEN, StepState, Weights
+from eagle3.head.fast.fused_weights import EMBED, HIDDEN, Weights
 from eagle3.head.fast.products import MakeProducts, product_dtype
 from eagle3.head.layer import PlainLayer, Projected
 
@@ -58,7 +63,6 @@ class _ProjectContext(torch.autograd.Function):
     def forward(
         ctx: Any,
         weights: Weights,
-        state: StepState,
         hidden: Float[Tensor, "T H"],
         tokens: Int[Tensor, " T"],
         cos: Float[Tensor, "T E"],
@@ -66,15 +70,14 @@ class _ProjectContext(torch.autograd.Function):
         anchors: Int[Tensor, " R"],
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
-        state.forward_step = 0
-        ctx.weights, ctx.state = weights, state
+        ctx.weights = weights
         ctx.save_for_backward(hidden, tokens, cos, sin, anchors)
         embed = weights.embed_norm.forward(weights.embedding, torch.empty_like(hidden), tokens)
         normed = weights.hidden_norm.forward(hidden, torch.empty_like(hidden))
-        of_query, of_key_value = _split(weights)
+        of_query, of_key_value = weights.query_rows, weights.key_value_rows
         query = weights.qkv.forward(embed.index_select(0, anchors), of_query, part=EMBED)  # (R, QC)
         key_value = weights.qkv.forward(embed, of_key_value, part=EMBED)  # (T, 2 · G · C)
-        state.embed_part = torch.cat([query, key_value.index_select(0, anchors)], dim=1)  # (R, W)
+        weights.embed_part.value = torch.cat([query, key_value.index_select(0, anchors)], dim=1)  # (R, W)
         query = weights.qkv.forward(normed.index_select(0, anchors), of_query, added=query, part=HIDDEN)
         key_value = weights.qkv.forward(normed, of_key_value, added=key_value, part=HIDDEN)
         query, key_value = _heads(weights, query), _heads(weights, key_value)
@@ -85,11 +88,11 @@ class _ProjectContext(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_anchors: Float[Tensor, "R H"], *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (hidden, tokens, cos, sin, anchors), weights, state = ctx.saved_tensors, ctx.weights, ctx.state
+        (hidden, tokens, cos, sin, anchors), weights = ctx.saved_tensors, ctx.weights
         angles = cos.index_select(0, anchors), sin.index_select(0, anchors)
         grad_query = weights.elementwise.join_heads(grads[:1], *angles, num_rotated=1)  # (R, QC)
         grad_key_value = weights.elementwise.join_heads(grads[1:], cos, sin, num_rotated=1)  # (T, 2 · G · C)
-        of_query, of_key_value = _split(weights)
+        of_query, of_key_value = weights.query_rows, weights.key_value_rows
         grad_normed = weights.qkv.backward(grad_key_value, of_key_value, part=HIDDEN)  # (T, H)
         # Every anchor is one row, so this needs no atomic additions, which `index_add_` would make.
         grad_normed.index_copy_(
@@ -100,9 +103,9 @@ class _ProjectContext(torch.autograd.Function):
         _add_context(weights, grad_query, grad_key_value, normed, anchors, part=HIDDEN)
         # Freed before `embed`, which is as large: if most tokens are prompts, memory peaks here.
         del grad_normed, normed
-        if state.grad_embed_part is not None:
+        if weights.embed_part.total is not None:
             sizes = [grad_query.shape[1], grad_key_value.shape[1]]
-            later_query, later_key_value = state.grad_embed_part.split(sizes, dim=1)
+            later_query, later_key_value = weights.embed_part.total.split(sizes, dim=1)
             grad_query.add_(later_query)
             grad_key_value.index_copy_(
                 0, anchors, (later_key_value + grad_key_value.index_select(0, anchors)).to(grad_key_value.dtype)
@@ -110,7 +113,7 @@ class _ProjectContext(torch.autograd.Function):
         embed = weights.embed_norm.forward(weights.embedding, torch.empty_like(hidden), tokens, weighted=False)
         _add_context(weights, grad_query, grad_key_value, embed, anchors, part=EMBED)
         weights.qkv.share_gradient([weights.embed_norm], part=EMBED)
-        return None, None, grad_hidden, None, None, None, None, *weights.of_attention.gradients()
+        return None, grad_hidden, None, None, None, None, *weights.of_attention.gradients()
 
 
 class _ProjectStep(torch.autograd.Function):
@@ -123,22 +126,18 @@ class _ProjectStep(torch.autograd.Function):
     def forward(
         ctx: Any,
         weights: Weights,
-        state: StepState,
         output: Float[Tensor, "R H"],
         step: int,
         cos: Float[Tensor, "R E"],
         sin: Float[Tensor, "R E"],
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
-        state.forward_step = step
-        assert state.embed_part is not None
-        ctx.weights, ctx.state, ctx.step = weights, state, step
+        ctx.weights, ctx.step = weights, step
         ctx.save_for_backward(output, cos, sin)
         hidden = _fed_back(weights, output)
         normed = weights.hidden_norm.forward(hidden, torch.empty_like(hidden))
-        # The last anchors of the pack get zeros: they end a turn, so the step does not train them.
-        of_embed = functional.pad(state.embed_part[step:], (0, 0, 0, min(step, len(hidden))))  # (R, W)
-        heads = _heads(weights, weights.qkv.forward(normed, added=of_embed, part=HIDDEN))  # (R, Q + 2 · G, C)
+        product = weights.qkv.forward(normed, added=weights.embed_part.at(step), part=HIDDEN)  # (R, W)
+        heads = _heads(weights, product)  # (R, Q + 2 · G, C)
         query_key, value = heads.split([weights.num_heads + weights.num_kv_heads, weights.num_kv_heads], dim=1)
         weights.elementwise.rotate(query_key, cos, sin)
         return hidden, *query_key.split([weights.num_heads, weights.num_kv_heads], dim=1), value
@@ -146,11 +145,12 @@ class _ProjectStep(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_through: Float[Tensor, "R H"], *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (output, cos, sin), weights, state = ctx.saved_tensors, ctx.weights, ctx.state
-        if state.grad_embed_part is None:
-            state.grad_embed_part = torch.zeros_like(state.embed_part, dtype=weights.qkv.wide)
+        (output, cos, sin), weights = ctx.saved_tensors, ctx.weights
+        of_embed = weights.embed_part
+        if of_embed.total is None:
+            of_embed.total = torch.zeros_like(of_embed.value, dtype=weights.qkv.wide)
         grad_heads = weights.elementwise.join_heads(
-            grads, cos, sin, num_rotated=2, total=state.grad_embed_part, step=ctx.step
+            grads, cos, sin, num_rotated=2, total=of_embed.total, step=ctx.step
         )  # (R, W)
         grad_normed = weights.qkv.backward(grad_heads, part=HIDDEN)
         grad, normed = weights.hidden_norm.backward(_fed_back(weights, output), grad_normed, grad_through.contiguous())
@@ -158,7 +158,7 @@ class _ProjectStep(torch.autograd.Function):
         for norm in weights.output_norms:
             grad, _ = norm.backward(output, grad, give_output=False)
         gradients = weights.of_feedback.gradients() if ctx.step == 1 else []
-        return None, None, grad, None, None, None, *gradients
+        return None, grad, None, None, None, *gradients
 
 
 class _Output(torch.autograd.Function):
@@ -210,7 +210,7 @@ class FusedLayer(PlainLayer):
     ) -> None:
         self.rotary = head.rotary
         self.weights = Weights(head, embedding, product_dtype(head.fc.weight), elementwise, make_products)
-        self.state = StepState()
+        self.step = 0  # the latest that was projected
 
     def fuse(self, aux_hidden_states: Float[Tensor, "T AH"]) -> Float[Tensor, "T H"]:
         return _Fuse.apply(self.weights, aux_hidden_states, *self.weights.of_fuse.parameters())
@@ -222,7 +222,8 @@ class FusedLayer(PlainLayer):
         positions: Int[Tensor, " T"],
         anchors: Int[Tensor, " R"],
     ) -> Projected:
-        inputs = (self.weights, self.state, hidden, tokens, *self._angles(positions), anchors)
+        self.step = 0
+        inputs = (self.weights, hidden, tokens, *self._angles(positions), anchors)
         hidden, query, key, value = _ProjectContext.apply(*inputs, *self.weights.of_attention.parameters())
         return hidden, query, (key, value)
 
@@ -230,15 +231,15 @@ class FusedLayer(PlainLayer):
         self, hidden: Float[Tensor, "R H"], tokens: Int[Tensor, " R"], positions: Int[Tensor, " R"], step: int
     ) -> Projected:
         """`tokens` is ignored: they are those of step 0, shifted by `step` anchors."""
-        inputs = (self.weights, self.state, hidden, step, *self._angles(positions))
+        self.step = step
+        inputs = (self.weights, hidden, step, *self._angles(positions))
         parameters = self.weights.of_feedback.parameters() if step == 1 else []
         hidden, query, key, value = _ProjectStep.apply(*inputs, *parameters)
         return hidden, query, (key, value)
 
     def output(self, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R Q C"]) -> Float[Tensor, "R H"]:
-        step = self.state.forward_step
-        parameters = self.weights.of_output.parameters() if step == 0 else []
-        return _Output.apply(self.weights, step, hidden, attended.flatten(1), *parameters)
+        parameters = self.weights.of_output.parameters() if self.step == 0 else []
+        return _Output.apply(self.weights, self.step, hidden, attended.flatten(1), *parameters)
 
     def _angles(self, positions: Int[Tensor, " N"]) -> list[Float[Tensor, "N E"]]:
         in_float32 = positions.new_empty(0, dtype=torch.float32)
@@ -265,12 +266,6 @@ def _fed_back(weights: Weights, output: Float[Tensor, "R H"]) -> Float[Tensor, "
     return output
 
 
-def _split(weights: Weights) -> tuple[slice, slice]:
-    """Return the rows of `qkv` for queries, and those for keys and values."""
-    width = weights.num_heads * weights.head_dim
-    return slice(None, width), slice(width, None)
-
-
 def _heads(weights: Weights, product: Float[Tensor, "N _"]) -> Float[Tensor, "N heads C"]:
     return product.unflatten(-1, (-1, weights.head_dim))
 
@@ -284,6 +279,5 @@ def _add_context(
     part: int,
 ) -> None:
     """Add step 0's share of the gradient of `qkv`; `x` is the input of this part."""
-    of_query, of_key_value = _split(weights)
-    weights.qkv.add(grad_query, x.index_select(0, anchors), of_query, part)
-    weights.qkv.add(grad_key_value, x, of_key_value, part)
+    weights.qkv.add(grad_query, x.index_select(0, anchors), weights.query_rows, part)
+    weights.qkv.add(grad_key_value, x, weights.key_value_rows, part)

@@ -1,14 +1,14 @@
-"""Weights and state of `FusedLayer` for one training step: cast once, gradients summed over all steps of the unroll.
+"""Weights of `FusedLayer` for one training step: cast once, their gradients summed over all steps of the unroll.
 
 Shapes: fast/__init__.py; O output and I input size of a matrix, Y some of its O rows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.elementwise import PARTIAL_SUMS, Elementwise
@@ -123,9 +123,9 @@ class Norm:
 class Group:
     """Weights whose gradients are complete at the same time: after the backward of the first node that uses them.
 
-    Only that node gets the parameters as arguments, and hands their gradients to autograd. Backwards run from the last
-    step to the first (see `StepState`), so the sums are complete by then, and ranks can reduce them while the rest is
-    computed.
+    Only that node gets the parameters as arguments, and hands their gradients to autograd. Each step reads the output
+    of the step before, so backwards run from the last step to the first. The sums are complete by then, and ranks can
+    reduce them while the rest is computed.
     """
 
     def __init__(self, *members: Matrix | Norm) -> None:
@@ -138,24 +138,26 @@ class Group:
         return [gradient for each in self.members for gradient in each.gradients()]
 
 
-@dataclass
-class StepState:
-    """Tensors that the nodes of one training step leave for each other, and how far the step has come.
+class EmbedPart:
+    """The embeddings' part of queries, keys and values at all anchors, and its gradient from later steps.
 
-        forward    fuse  context  output 0  project 1  output 1  …  project K-1  output K-1
-                         writes             reads                   reads                     embed_part
-        backward   output K-1  project K-1  …  output 1  project 1  output 0  context  fuse
-                               adds                      adds                 reads           grad_embed_part
+    Step 0 computes it. Anchors of a turn are consecutive, so anchor i takes at step k the token that anchor i + k takes
+    at step 0. With anchors 0, 1, 2 of one turn and 3, 4 of another, they read these rows:
 
-    Each step reads the output of the step before, which fixes this order.
+        step 0    0 1 2  3 4
+        step 1    1 2 3  4 -    - is zeros; anchors 2 and 4 end their turns, so that step 1 does not train them
     """
 
-    forward_step: int = -1  # the latest step whose projection ran
-    embed_part: Float[Tensor, "R W"] | None = None  # the embeddings' part of queries, keys and values at step 0
-    grad_embed_part: Float[Tensor, "R W"] | None = None  # its gradient from later steps
+    value: Float[Tensor, "R W"]
+    total: Float[Tensor, "R W"] | None = None  # the gradient so far
+
+    def at(self, step: int) -> Float[Tensor, "R W"]:
+        return functional.pad(self.value[step:], (0, 0, 0, min(step, len(self.value))))
 
 
 class Weights:
+    """Everything that the nodes of one training step share. Each part sums its own gradient over the steps."""
+
     def __init__(
         self,
         head: DraftHead,
@@ -185,3 +187,6 @@ class Weights:
         self.of_output = Group(self.o, self.gate_up, self.down, self.mlp_norm)
         self.of_feedback = Group(*self.output_norms)
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        width = self.num_heads * self.head_dim
+        self.query_rows, self.key_value_rows = slice(None, width), slice(width, None)  # of `qkv`
+        self.embed_part = EmbedPart()

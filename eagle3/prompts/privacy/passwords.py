@@ -1,4 +1,12 @@
-"""Passwords: in URLs, hashed, assigned to a name such as password or secret, and given in a sentence."""
+"""Passwords.
+
+recogniser                  finds
+url_passwords               https://ann:Tr0ub4dor@host, up to the host
+password_hashes             $6$salt$…, as systems store them
+assigned_passwords          password = "Tr0ub4dor", api_key: 9f8e7d…, curl -u ann:Tr0ub4dor
+told_passwords              "my password is Tr0ub4dor", "password for the wifi: Tr0ub4dor"
+passwords_in_other_order    "I use Tr0ub4dor as my password"
+"""
 
 import math
 import re

@@ -1,4 +1,11 @@
-"""API keys, tokens and private keys: known formats of issuers, and random values by their names."""
+"""API keys, tokens and private keys.
+
+recogniser       finds
+api_keys         known formats of issuers: a prefix of KEYS and the rest, or one of OTHER_KEYS
+tokens           JSON web tokens, and values of authorization headers
+private_keys     PEM, OpenSSH, PGP and PuTTY keys
+random_values    random values of unknown issuers, by a name or a prefix before them
+"""
 
 import base64
 import json
@@ -9,39 +16,52 @@ from itertools import chain, pairwise
 from eagle3.prompts.privacy.passwords import PLACEHOLDER, entropy, is_random
 from eagle3.prompts.privacy.recogniser import Recogniser, Span
 
-# The rest of a key, as the issuer documents it → its prefixes.
-KEYS = {prefix: re.compile(body) for body, prefixes in {
-    r"[A-Z0-9]{16}": "AKIA ASIA", r"[\w-]{35}": "AIza", r"[\w-]{30,300}": "ya29.", r"[\w-]{28}": "GOCSPX-",
-    r"[A-Za-z0-9]{36}": "ghp_ gho_ ghu_ ghs_ npm_", r"[A-Za-z0-9]{36,76}": "ghr_",
-    r"[A-Za-z0-9]{22}_[A-Za-z0-9]{59}": "github_pat_",
-    r"[\w-]{16,80}": "glpat- glptt- gldt- glrt- glcbt- glimt- glagent- gloas- glsoat- glffct- glft- GR1348941",
-    r"[\w-]{20,250}": "xoxb- xoxp- xoxa- xoxr- xoxs- xapp-",
-    r"[TE]\w{6,14}/\w{6,20}/(?:\d{10,20}/)?\w{20,40}":
-        "hooks.slack.com/services/ hooks.slack.com/workflows/ hooks.slack.com/triggers/",
-    r"(?:proj-|svcacct-|admin-|ant-(?:api|admin)\d\d-|or-v1-)?[\w-]{32,200}": "sk-",
-    r"[A-Za-z0-9]{24,247}": "sk_live_ sk_test_ rk_live_ pk_live_", r"[A-Za-z0-9]{32,64}": "whsec_",
-    r"[\w-]{22}\.[\w-]{43}": "SG.", r"[A-Za-z0-9]{34}": "hf_", r"[\w-]{50,250}": "pypi-AgEIcHlwaS5vcmc",
-    r"[A-Za-z0-9]{52}": "gsk_", r"[A-Za-z0-9]{37,40}": "r8_", r"\w{70,90}": "xai-",
-    r"[a-f0-9]{64}": "dop_v1_ doo_v1_ dor_v1_",
-    r"[a-f0-9]{32}": "shpat_ shpss_ shpca_ shppa_ dapi", r"[\w-]{22}": "sq0atp-", r"[\w-]{43}": "sq0csp- tgp_v1_",
-    r"[A-Za-z0-9]{40}": "lin_api_", r"[A-Za-z0-9]{46}": "ntn_", r"[\w-]{24,150}": "hvs.",
-    r"[a-f0-9]{24}-[a-f0-9]{34}": "PMAK-", r"[A-Z0-9]{27}": "NRAK-", r"[0-9A-Z]{58}": "AGE-SECRET-KEY-1",
-    r"[A-Za-z0-9+/]{86}==": "AccountKey=", r"[\w-]{27}": "dckr_pat_", r"[a-z]{3,9}-\w{8,20}-\w{16,40}": "tskey-",
-    r"[A-Za-z0-9]{20,250}": "EAACEdEose0cBA", r"[A-Za-z0-9]{12,20}": "LTAI", r"[A-Za-z0-9]{24,32}": "ATBB",
-    r"[\w-]{43,90}": "CFPAT-", r"[\w-]{26,32}": "NRII-", r"[\w-]{60,72}": "nvapi-", r"[a-f0-9]{48}": "rubygems_",
-    r"[A-Za-z0-9]{32}_[a-f0-9]{8}": "glsa_", r"eyJ[\w+/-]{30,1000}={0,3}": "glc_ ops_", r"[\w-]{28,40}": "sb_secret_",
-    r"[a-f0-9]{32}_[a-f0-9]{10}": "lsv2_pt_ lsv2_sk_", r"[a-f0-9]{40}": "sbp_", r"\w{22}_[a-f0-9]{40}": "CCIPAT_",
-    r"[\w=-]{160,220}": "ATATT3xFfGF0", r"Ab8[\w-]{40,60}": "AQ.",
-}.items() for prefix in prefixes.split()}  # fmt: skip
-# Telegram, Twilio, Mailgun, Mailchimp; Discord, Facebook; Azure, Zoho, Salesforce, Airtable
-OTHER_KEYS = re.compile(
-    r"(?<!\w)\d{8,10}:[\w-]{35}(?![\w-])|(?:AC|SK)[a-f0-9]{32}|(?<![\w-])key-[a-f0-9]{32}|[0-9a-f]{32}-us\d{1,2}(?!\w)"
-    r"|(?<![\w-])[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,38}(?![\w-])|(?<!\d)\d{15,16}\|[\w-]{27}(?![\w-])"
-    r"|(?<![\w.~-])[\w.~-]{3}\dQ~[\w.~-]{31,34}(?![\w.~-]{2})"
-    r"|(?<!\w)1000\.[0-9a-f]{32}\.[0-9a-f]{32}|(?<!\w)00D\w{12,15}![\w.]{60,120}"
-    r"|(?<!\w)pat[A-Za-z0-9]{14}\.[a-f0-9]{64}",
-    re.ASCII,
-)
+# What a key begins with → the rest of it, as its issuer documents it.
+KEYS = {prefix: re.compile(body) for prefixes, body, _issuer in (
+    ("AKIA ASIA", r"[A-Z0-9]{16}", "Amazon Web Services"),
+    ("AIza", r"[\w-]{35}", "Google"), ("ya29.", r"[\w-]{30,300}", "Google"), ("GOCSPX-", r"[\w-]{28}", "Google"),
+    ("ghp_ gho_ ghu_ ghs_", r"[A-Za-z0-9]{36}", "GitHub"), ("npm_", r"[A-Za-z0-9]{36}", "npm"),
+    ("ghr_", r"[A-Za-z0-9]{36,76}", "GitHub"), ("github_pat_", r"[A-Za-z0-9]{22}_[A-Za-z0-9]{59}", "GitHub"),
+    ("glpat- glptt- gldt- glrt- glcbt- glimt- glagent- gloas- glsoat- glffct- glft- GR1348941", r"[\w-]{16,80}",
+     "GitLab"),
+    ("xoxb- xoxp- xoxa- xoxr- xoxs- xapp-", r"[\w-]{20,250}", "Slack"),
+    ("hooks.slack.com/services/ hooks.slack.com/workflows/ hooks.slack.com/triggers/",
+     r"[TE]\w{6,14}/\w{6,20}/(?:\d{10,20}/)?\w{20,40}", "Slack"),
+    ("sk-", r"(?:proj-|svcacct-|admin-|ant-(?:api|admin)\d\d-|or-v1-)?[\w-]{32,200}", "OpenAI, Anthropic, OpenRouter"),
+    ("sk_live_ sk_test_ rk_live_ pk_live_", r"[A-Za-z0-9]{24,247}", "Stripe"),
+    ("whsec_", r"[A-Za-z0-9]{32,64}", "Stripe"),
+    ("SG.", r"[\w-]{22}\.[\w-]{43}", "SendGrid"), ("hf_", r"[A-Za-z0-9]{34}", "Hugging Face"),
+    ("pypi-AgEIcHlwaS5vcmc", r"[\w-]{50,250}", "PyPI"), ("gsk_", r"[A-Za-z0-9]{52}", "Groq"),
+    ("r8_", r"[A-Za-z0-9]{37,40}", "Replicate"), ("xai-", r"\w{70,90}", "xAI"),
+    ("dop_v1_ doo_v1_ dor_v1_", r"[a-f0-9]{64}", "DigitalOcean"),
+    ("shpat_ shpss_ shpca_ shppa_", r"[a-f0-9]{32}", "Shopify"), ("dapi", r"[a-f0-9]{32}", "Databricks"),
+    ("sq0atp-", r"[\w-]{22}", "Square"), ("sq0csp-", r"[\w-]{43}", "Square"), ("tgp_v1_", r"[\w-]{43}", "Together"),
+    ("lin_api_", r"[A-Za-z0-9]{40}", "Linear"), ("ntn_", r"[A-Za-z0-9]{46}", "Notion"),
+    ("hvs.", r"[\w-]{24,150}", "HashiCorp Vault"), ("PMAK-", r"[a-f0-9]{24}-[a-f0-9]{34}", "Postman"),
+    ("NRAK-", r"[A-Z0-9]{27}", "New Relic"), ("AGE-SECRET-KEY-1", r"[0-9A-Z]{58}", "age"),
+    ("AccountKey=", r"[A-Za-z0-9+/]{86}==", "Azure"), ("dckr_pat_", r"[\w-]{27}", "Docker"),
+    ("tskey-", r"[a-z]{3,9}-\w{8,20}-\w{16,40}", "Tailscale"), ("EAACEdEose0cBA", r"[A-Za-z0-9]{20,250}", "Facebook"),
+    ("LTAI", r"[A-Za-z0-9]{12,20}", "Alibaba Cloud"), ("ATBB", r"[A-Za-z0-9]{24,32}", "Bitbucket"),
+    ("CFPAT-", r"[\w-]{43,90}", "Contentful"), ("NRII-", r"[\w-]{26,32}", "New Relic"),
+    ("nvapi-", r"[\w-]{60,72}", "NVIDIA"), ("rubygems_", r"[a-f0-9]{48}", "RubyGems"),
+    ("glsa_", r"[A-Za-z0-9]{32}_[a-f0-9]{8}", "Grafana"), ("glc_", r"eyJ[\w+/-]{30,1000}={0,3}", "Grafana"),
+    ("ops_", r"eyJ[\w+/-]{30,1000}={0,3}", "1Password"), ("sb_secret_", r"[\w-]{28,40}", "Supabase"),
+    ("lsv2_pt_ lsv2_sk_", r"[a-f0-9]{32}_[a-f0-9]{10}", "LangSmith"), ("sbp_", r"[a-f0-9]{40}", "Supabase"),
+    ("CCIPAT_", r"\w{22}_[a-f0-9]{40}", "CircleCI"), ("ATATT3xFfGF0", r"[\w=-]{160,220}", "Atlassian"),
+    ("AQ.", r"Ab8[\w-]{40,60}", "Google"),
+) for prefix in prefixes.split()}  # fmt: skip
+OTHER_KEYS = re.compile("|".join((
+    r"(?<!\w)\d{8,10}:[\w-]{35}(?![\w-])",  # Telegram
+    r"(?:AC|SK)[a-f0-9]{32}",  # Twilio
+    r"(?<![\w-])key-[a-f0-9]{32}",  # Mailgun
+    r"[0-9a-f]{32}-us\d{1,2}(?!\w)",  # Mailchimp
+    r"(?<![\w-])[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,38}(?![\w-])",  # Discord
+    r"(?<!\d)\d{15,16}\|[\w-]{27}(?![\w-])",  # Facebook
+    r"(?<![\w.~-])[\w.~-]{3}\dQ~[\w.~-]{31,34}(?![\w.~-]{2})",  # Azure
+    r"(?<!\w)1000\.[0-9a-f]{32}\.[0-9a-f]{32}",  # Zoho
+    r"(?<!\w)00D\w{12,15}![\w.]{60,120}",  # Salesforce
+    r"(?<!\w)pat[A-Za-z0-9]{14}\.[a-f0-9]{64}",  # Airtable
+)), re.ASCII)  # fmt: skip
 
 
 def api_keys(text: str) -> Iterator[Span]:
@@ -145,13 +165,22 @@ UNNAMED = re.compile(r"\s*(?:default|value)?\s*[:=]?\s*[\"'`]?", re.IGNORECASE) 
 OPEN_ENDS = ("=", ":", "(", "{", "[", ",")
 LOOKED_UP = re.compile(r"(?:cache|primary|foreign|sort|partition|public|idempotency)[ _-]?key", re.IGNORECASE)
 BEFORE = 40  # characters of the line in which the name may be
+# A value is a secret if it has MANY_KINDS of characters (`is_random`), and
+#
+#     after a name of NAMES          letters and digits: NAMED_LENGTH, letters of one case: ONE_CASE_LENGTH,
+#                                    letters of both: MIXED_LENGTH, in parts between capitals of MIXED_PART on average
+#     after a name and = or :        letters and digits: SHORT_LENGTH
+#     after a prefix like ISSUER     letters of one case and digits: ISSUED_LENGTH, of them ISSUED_DIGITS
+#     after another prefix           digits and letters of both cases: PREFIXED_LENGTH
+#
+# …_ENTROPY is in bits, …_SWITCHES the share of characters followed by another kind: words and identifiers have fewer.
 NAMED_LENGTH, NAMED_ENTROPY = 16, 3.0
-ONE_CASE_LENGTH = 22  # for letters only; words are shorter
-MIXED_LENGTH, MIXED_PART = 16, 2.5  # for letters only; identifiers have longer parts between capitals
-ISSUER = re.compile(r"[a-z]{2,6}_")  # then digits and letters of one case
+ONE_CASE_LENGTH = 22
+MIXED_LENGTH, MIXED_PART = 16, 2.5
+SHORT_LENGTH, SHORT_ENTROPY, SHORT_SWITCHES = 10, 2.8, 0.3
+ISSUER = re.compile(r"[a-z]{2,6}_")
 ISSUED_LENGTH, ISSUED_DIGITS = 36, 6
-SHORT_LENGTH, SHORT_ENTROPY, SHORT_SWITCHES = 10, 2.8, 0.3  # assigned to a name such as key
-PREFIXED_LENGTH, PREFIXED_ENTROPY, PREFIXED_SWITCHES = 24, 3.5, 0.35  # identifiers have longer runs of one kind
+PREFIXED_LENGTH, PREFIXED_ENTROPY, PREFIXED_SWITCHES = 24, 3.5, 0.35
 
 
 def random_values(text: str) -> Iterator[Span]:
