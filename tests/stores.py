@@ -85,8 +85,15 @@ def write_store(path: Path, samples: list[Sample], *, shard_bytes: int = 20_000,
     return path
 
 
-def save_store(storage: Storage, samples: list[Sample], *, shard_bytes: int = 20_000, **made_from: Any) -> None:
-    """Write a real feature store of random features."""
+def save_store(
+    storage: Storage,
+    samples: list[Sample],
+    *,
+    shard_bytes: int = 20_000,
+    target_config: TargetConfig = TARGET_CONFIG,
+    **made_from: Any,
+) -> None:
+    """Write a real feature store, with random weights in the target's place."""
     description = replace(MADE_FROM, **made_from)
     indices = write_shards(storage, hash_of(description), samples, shard_bytes=shard_bytes)
     weights = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(3))
@@ -94,7 +101,7 @@ def save_store(storage: Storage, samples: list[Sample], *, shard_bytes: int = 20
     write_manifest(
         storage,
         made_from=description,
-        target_config=TARGET_CONFIG,
+        target_config=target_config,
         indices=indices,
         left_out={},
     )

@@ -2,8 +2,8 @@
 
 The file of adaptive drafting is a JSON object, {"1": {"candidate_steps": [7]}, "32": {"candidate_steps": [0]}}: a
 batch takes the entry of the largest number that is not above its size. With 0 steps SGLang drafts nothing, but still
-verifies each token and runs the head. Of several candidates it takes one by what was accepted before, whatever it
-costs; `tune` writes one, the fastest it measured.
+verifies each token, and runs the head unless SKIP_EXTEND is set. Of several candidates it takes one by what was
+accepted before, whatever it costs; `tune` writes one, the fastest it measured.
 Source: adaptive_spec_params.py of SGLang 0.5.17.
 """
 
@@ -17,6 +17,10 @@ from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
 from eagle3.settings.serving import DraftShape
 from eagle3.storage.files import write_json
+
+# Read by SGLang 0.5.17 to 0.5.23 (environ.py): at 0 steps, the head is not run on verified tokens. Its cache then lacks
+# them, and drafts are worse for a while when chains begin again.
+SKIP_EXTEND = {"SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +50,12 @@ class Draft(DraftShape):
         return Shape(steps, 1, steps + 1)
 
 
+def adaptive_json(steps: Mapping[int, int]) -> dict[str, dict[str, list[int]]]:
+    return {str(load): {"candidate_steps": [each]} for load, each in sorted(steps.items())}
+
+
 def write_adaptive(path: Path, steps: Mapping[int, int]) -> None:
-    write_json(path, {str(load): {"candidate_steps": [each]} for load, each in sorted(steps.items())})
+    write_json(path, adaptive_json(steps))
 
 
 def read_adaptive(path: str) -> dict[int, list[int]]:

@@ -31,7 +31,7 @@ def check_layout(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 
 
 def check_model(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
-    """Check that architecture and sizes match what a server builds for this target."""
+    """Architecture and sizes match what a server builds for this target."""
     config = files.config
     for key in ("hidden_size", "vocab_size"):
         if config.get(key) != getattr(facts.config, key):

@@ -89,10 +89,10 @@ class MeasuredAcceptLength(Record):
 class HeadRecord(Record):
     """Everything that training.json holds.
 
-    `simulated_accept_length` maps draft steps to what validation during training simulated, as a server counts it.
-    `accept_length` is measured once the target has been there. `checkpoint` is Lightning's. `started_from` are the
-    sha256 of the files of the head that the training started from, by name (empty if from scratch); `files` those of
-    the folder's other files, as they were exported."""
+    `simulated_accept_length` maps draft steps to what validation during training simulated along whole stored answers,
+    as a server counts it. `accept_length` is measured once the target has been there. `checkpoint` is Lightning's.
+    `started_from` are the sha256 of the files of the head that the training started from, by name (empty if from
+    scratch); `files` those of the folder's other files, as they were exported."""
 
     FORMAT_VERSION: ClassVar[int] = 5
 

@@ -31,6 +31,7 @@ from eagle3.head_files.finding import Check, Finding, Problem, TargetFacts, has_
 from eagle3.head_files.format import draft_head, read_kind
 from eagle3.head_files.record import write_record
 from eagle3.serving.check.accept_length import CHECK, Measurer
+from eagle3.serving.check.as_trained import check_as_trained
 from eagle3.serving.check.origin import check_layer_ids, check_target
 from eagle3.serving.head.export import TrainedHead
 from eagle3.target.files import DTYPES
@@ -100,8 +101,8 @@ def check_head(files: HeadFiles, measurer: Measurer) -> list[Finding]:
     findings = run_checks(files, target_facts(measurer.target, measurer.chat.settings["template_hash"]))
     if not can_decode(files, measurer, findings):
         return [*findings, Finding(CHECK, "skipped", "correct the errors above first")]
-    prompts = measurer.prompts(files.record)
-    return [*findings, measurer.finding(measurer.measured(files, prompts), files.record)]
+    result = measurer.measured(files, measurer.prompts(files.record))
+    return [*findings, check_as_trained(files, measurer), measurer.finding(result, files.record)]
 
 
 def can_decode(files: HeadFiles, measurer: Measurer, findings: list[Finding]) -> bool:
@@ -141,6 +142,8 @@ def check_export(trained: TrainedHead, files: HeadFiles, measurer: Measurer | st
         return [*findings, Finding(CHECK, "skipped", str(reason))], files
     measured = replace(record, accept_length=result)
     write_record(files.path, measured)
+    rounded = in_dtype(trained.head, DTYPES[trained.dtype])
+    findings.append(check_as_trained(files, measurer, in_dtype(rounded, measurer.target.embedding.dtype)))
     findings.append(excused(measurer.finding(result, record), trained, measurer.min_accept_length))
     return findings, replace(files, record=measured)
 

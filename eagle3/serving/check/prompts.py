@@ -11,6 +11,7 @@ import numpy as np
 from eagle3.answers.chat import Chat, RefusedConversation
 from eagle3.errors import InputError
 from eagle3.features.concat import open_recorded
+from eagle3.features.sample import Sample
 from eagle3.features.source import as_setting
 from eagle3.head_files.record import Origin
 from eagle3.prompts import Prompt, Refused, Source, plain_source, read_prompts
@@ -67,18 +68,22 @@ def question_prompts(chat: Chat, questions: list[str], *, max_length: int) -> Pr
 
 
 def validation_prompts(trained_on: Origin, *, limit: int | None, max_length: int) -> PromptSet:
-    """Read prompts that training held out, from the store that it recorded; InputError if it is there no more.
+    """Read prompts that training held out, from the store that it recorded; InputError if it is there no more."""
+    samples = held_out_samples(trained_on)
+    prompts = (("validation", each.input_ids[: int((each.turns > 0).int().argmax())].tolist()) for each in samples)
+    origin = f"validation prompts of {as_setting(trained_on.path)}"
+    return replace(_prompt_set(origin, prompts, Counter(), max_length, limit), from_validation=True)
+
+
+def held_out_samples(trained_on: Origin) -> Iterator[Sample]:
+    """Read the first sample of each prompt that training held out; InputError if its store is there no more.
 
     Validation is the lowest shares of the split, so they are taken from the bottom up."""
     features = open_recorded(trained_on.path, trained_on.hash, trained_on.shards)
     if features.fingerprint != trained_on.hash:
         raise InputError(f"{as_setting(features.location)} is no longer the store of the training")
     shares, firsts = np.unique(features.samples.split, return_index=True)  # the first sample of each prompt
-    held_out = (features.samples[int(first)] for first in firsts[shares < trained_on.val_fraction])
-    samples = (features.read(ref) for ref in held_out)
-    prompts = (("validation", each.input_ids[: int((each.turns > 0).int().argmax())].tolist()) for each in samples)
-    origin = f"validation prompts of {as_setting(features.location)}"
-    return replace(_prompt_set(origin, prompts, Counter(), max_length, limit), from_validation=True)
+    return (features.read(features.samples[int(first)]) for first in firsts[shares < trained_on.val_fraction])
 
 
 def _first_turns(found: Iterable[Prompt | Refused], left_out: Counter[str]) -> Iterator[tuple[str, dict[str, Any]]]:

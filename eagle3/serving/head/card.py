@@ -128,16 +128,25 @@ def commands(files: HeadFiles, target: str, draft: Draft) -> str:
 
 
 def accept_lengths(record: HeadRecord) -> str:
-    """Return the table: first what was decoded, then what validation simulated, which can differ much."""
+    """Return the table: first what was decoded, then what validation simulated on other answers, longer ones."""
     rows: list[tuple[Any, ...]] = []
     if measured := record.accept_length:
         where = "held-out prompts of the training data" if measured.from_validation else "other prompts"
-        how = f"{measured.prompts} {where}, decoded at temperature {measured.temperature:g} in {measured.dtype}"
+        how = (
+            f"{measured.prompts} {where}, up to {measured.max_new_tokens} tokens each, decoded at temperature "
+            f"{measured.temperature:g} in {measured.dtype}"
+        )
         shape = f"{measured.steps} drafts in a row" if measured.topk == 1 else f"tree of {measured.draft_tokens} tokens"
         shape += f", window of {measured.draft_window}" if measured.draft_window else ""
         rows.append((shape, with_error(measured.accept_length, measured.standard_error), how))
     for steps, length in sorted(record.simulated_accept_length.items()):
-        rows.append((f"{steps} drafts in a row", f"{length:.3f}", "validation of the training, simulated"))
+        rows.append(
+            (
+                f"{steps} drafts in a row",
+                f"{length:.3f}",
+                "validation of the training, simulated along whole answers as sampled for it",
+            )
+        )
     return table(["drafts", "accept length", "measured on"], rows)
 
 

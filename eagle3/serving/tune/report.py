@@ -8,10 +8,11 @@ from typing import Any
 
 from eagle3.draft_shape import Shape
 from eagle3.engine.command import draft_flags, words_of
-from eagle3.engine.draft import Draft, write_adaptive
+from eagle3.engine.draft import SKIP_EXTEND, Draft, write_adaptive
 from eagle3.markdown import table
 from eagle3.serving.bench.stats import Summary
 from eagle3.serving.report import number, share, with_error, write_report
+from eagle3.serving.tune.schedule import schedule_lines, schedules
 from eagle3.serving.tune.search import Findings, thresholds
 
 REPORT, PAGE, ADAPTIVE = "tune.json", "tune.md", "adaptive.json"
@@ -21,10 +22,20 @@ SHOWN = 12  # settings in the table; tune.json has all
 def write_tune_report(found: Findings, folder: Path, conditions: Mapping[str, Any], *, target: str, head: str) -> str:
     """Write the files and return the table with the advice. `conditions` says how the search was made."""
     text = "\n".join([settings_table(found), "", *failures(found), *advice(found, folder, target=target, head=head)])
-    write_report(folder / REPORT, {**conditions, **as_json(found)}, folder / PAGE, text)
-    if found.settings.loads and found.timed and len(found.lost()) < len(found.plain):
+    told = {"schedules": schedules_of(found, head)} if changes_with_load(found) else {}
+    write_report(folder / REPORT, {**conditions, **as_json(found), **told}, folder / PAGE, text)
+    if told:
         write_adaptive(folder / ADAPTIVE, thresholds(found.steps()))
     return text
+
+
+def changes_with_load(found: Findings) -> bool:
+    """Say whether each load has its steps, and drafting pays at one of them."""
+    return bool(found.settings.loads and found.timed) and len(found.lost()) < len(found.plain)
+
+
+def schedules_of(found: Findings, head: str) -> dict[str, dict[str, Any] | None]:
+    return schedules(thresholds(found.steps()), max(found.plain), head)
 
 
 def settings_table(found: Findings) -> str:
@@ -98,16 +109,19 @@ def advice(found: Findings, folder: Path, *, target: str, head: str) -> Iterator
 def _advice_by_load(found: Findings, folder: Path, *, target: str, head: str) -> Iterator[str]:
     if not found.timed:
         return
-    steps, lost = found.steps(), found.lost()
-    if len(lost) == len(steps):
+    steps = found.steps()
+    if not changes_with_load(found):
         yield "no chain beats the plain target at any of these loads; serve the target without a head"
         return
     yield "fastest: " + ", ".join(f"{load} at a time: {chain or 'no'} steps" for load, chain in steps.items())
+    skip = ", ".join(f"{name}: {value}" for name, value in SKIP_EXTEND.items())
     yield (
         f"  python serve.py action=launch target.path={target} head={head} adaptive={folder / ADAPTIVE} "
         f"draft_window={found.settings.draft_window or 'null'}"
+        + (f" 'launch.env={{{skip}}}'" if 0 in steps.values() else "")
     )
-    for load in lost:
+    yield from (f"  {line}" for line in schedule_lines(schedules_of(found, head), str(folder / ADAPTIVE)))
+    for load in found.lost():
         speed_up = found.plain[load].seconds_per_token / found.served(load)[1].seconds_per_token
         if speed_up < 1:
             yield f"{load} at a time: {speed_up:.2f} times the plain target's speed; serve this load without a head"

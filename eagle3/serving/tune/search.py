@@ -97,8 +97,8 @@ def search(
 def _time_without_steps(found: Findings, timer: ServerTimer) -> None:
     """Time 0 steps where no chain pays.
 
-    SGLang then still verifies each token and runs the head. At 64 requests a token took 7 and 10 % longer than on the
-    plain server (benchmarks/results/sglang_bench_smollm2_adaptive_0.json)."""
+    SGLang then still verifies each token. Where it ran the head, too, a token took 7 and 10 % longer at 64 requests
+    than on the plain server (benchmarks/results/sglang_bench_smollm2_adaptive_0.json)."""
     steps = {**found.steps(), **dict.fromkeys(found.lost(), 0)}
     try:
         found.no_steps = timer.adaptive(thresholds(steps), found.lost())

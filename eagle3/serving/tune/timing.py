@@ -6,7 +6,7 @@ from pathlib import Path
 
 from eagle3.draft_shape import Shape
 from eagle3.engine.command import launch_command
-from eagle3.engine.draft import Draft, require_adaptive, write_adaptive
+from eagle3.engine.draft import SKIP_EXTEND, Draft, require_adaptive, write_adaptive
 from eagle3.engine.endpoint import is_reachable, server_information
 from eagle3.engine.process import Server
 from eagle3.errors import InputError
@@ -39,10 +39,12 @@ class ServerTimer:
         return self._times(name, draft, self.settings.all_loads)
 
     def adaptive(self, steps: Mapping[int, int], loads: Sequence[int]) -> dict[int, Summary]:
-        """Time chains with `steps` by the number of running requests at some loads."""
+        """Time chains with `steps` by the number of running requests, 0 at some, as the command of the report serves
+        them."""
         file = self.log_dir / "timed_adaptive.json"
         write_adaptive(file, steps)
-        return self._times("adaptive", replace(self._draft(Shape(1, 1, 2)), adaptive=str(file)), loads)
+        timer = replace(self, launch=replace(self.launch, env=SKIP_EXTEND | (self.launch.env or {})))
+        return timer._times("adaptive", replace(self._draft(Shape(1, 1, 2)), adaptive=str(file)), loads)
 
     def _draft(self, shape: Shape) -> Draft:
         return Draft(head=self.head, window=self.settings.draft_window, **shape._asdict())

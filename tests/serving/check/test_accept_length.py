@@ -1,4 +1,4 @@
-"""Accept length as a check: against the least useful one, the export's own, and what training simulated."""
+"""Accept length as a check: against the least useful one and the export's own."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -58,34 +58,6 @@ def test_two_standard_errors_are_allowed_where_near_ties_may_have_flipped(
     assert "the export measured 2.160 on the same" in finding.message
     record = at_export(dtype=then, accept_length=2.2)  # two errors excuse up to 2.189
     assert measurer.finding(measured(dtype=now), record).level == "error"
-
-
-@pytest.mark.parametrize(
-    ("simulated", "changes", "compared", "level"),
-    [
-        (2.15, {}, True, "ok"),  # 7 % less, but 3 % are within two standard errors
-        (2.21, {}, True, "warning"),  # 9.5 %: three standard errors would do
-        (3.15, {}, True, "warning"),  # a little more than half the gain, with two standard errors
-        (3.2, {}, True, "error"),
-        (3.2, {"standard_error": 0.6}, True, "ok"),
-        (3.2, {"standard_error": None}, True, "ok"),
-        (1.5, {}, True, "ok"),
-        (3.2, {"from_validation": False}, False, "ok"),
-        (3.2, {"draft_window": 64}, False, "ok"),
-        (3.2, {"topk": 4}, False, "ok"),
-        (3.2, {"temperature": 0.7}, False, "ok"),
-        (3.2, {"steps": 4}, False, "ok"),
-    ],
-)
-def test_the_simulated_accept_length_is_the_bar_where_it_is_comparable(
-    simulated: float, changes: dict, compared: bool, level: str, trained_on_tiny: TrainedHead, measurer: Measurer
-) -> None:
-    record = with_record(trained_on_tiny, simulated_accept_length={2: simulated}).record
-    finding = measurer.finding(measured(**changes), record)
-    assert ("validation during training simulated" in finding.message) is compared
-    assert finding.level == level
-    assert ("stop at 6 tokens" in finding.message) is (level != "ok")
-    assert ("the files are not what was trained" in finding.message) is (level == "error")
 
 
 def test_a_head_without_a_record_is_measured_against_the_least_useful_accept_length(

@@ -1,15 +1,20 @@
 """The search finds a fast setting with few timings, survives what cannot be timed, and reports what it found."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from serving_fixtures import serve_run
 from timed_machine import CHAINS, CHEAP, DEAR, PLAIN_SECONDS, SETTINGS, Machine, tuned
 
 from eagle3.engine.draft import read_adaptive
 from eagle3.errors import InputError
 from eagle3.serving.tune.report import settings_table, write_tune_report
+from eagle3.serving.tune.schedule import schedule_lines, schedules, spans_of
 from eagle3.serving.tune.search import Findings, thresholds
 
 LOADS = [1, 8, 64]
@@ -78,7 +83,7 @@ def test_the_commands_to_serve_with_have_the_window_that_was_searched_with(tmp_p
     said = report(tuned(Machine(CHEAP), draft_window=512), tmp_path)
     assert "--speculative-draft-window-size 512" in said and said.endswith(" draft_window=512")
     by_load = tuned(Machine(BY_LOAD, loads=tuple(LOADS)), loads=LOADS, timed=20, draft_window=512)
-    assert f"adaptive={tmp_path}/loads/adaptive.json draft_window=512\n" in report(by_load, tmp_path / "loads")
+    assert f"adaptive={tmp_path}/loads/adaptive.json draft_window=512 " in report(by_load, tmp_path / "loads")
 
 
 def test_the_table_has_the_plain_target_the_timed_settings_and_the_best_predicted_marked_as_such() -> None:
@@ -122,6 +127,53 @@ def test_a_load_keeps_its_chain_unless_not_to_draft_was_timed_and_is_faster(
     assert found.lost() == [64] and found.steps() == {1: 6, 8: 4, 64: found.best(64).steps}
     slower = found.speed_up(found.best(64), 64)
     assert f"64 at a time: {slower:.2f} times the plain target's speed" in report(found, tmp_path)
+
+
+def test_the_command_skips_the_heads_pass_where_a_load_has_no_steps_and_is_one_that_launch_takes(
+    tmp_path: Path,
+) -> None:
+    variable = "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"
+
+    def environment(no_steps: float) -> dict[str, Any] | None:
+        machine, folder = Machine(BY_LOAD, loads=tuple(LOADS), no_steps=no_steps), tmp_path / str(no_steps)
+        said = report(tuned(machine, loads=LOADS, timed=20), folder)
+        [command] = [line for line in said.splitlines() if "action=launch" in line]
+        _, _, action, *overrides = shlex.split(command)
+        return serve_run(action.removeprefix("action="), *overrides).launch.env
+
+    assert environment(1.05) == {variable: 1}
+    assert environment(3.0) is None  # a chain is faster
+
+
+def test_the_steps_of_each_load_are_told_to_three_servers(tmp_path: Path) -> None:
+    said = report(tuned(Machine(BY_LOAD, loads=tuple(LOADS)), loads=LOADS, timed=20), tmp_path)
+    told = json.loads((tmp_path / "tune.json").read_text())["schedules"]
+    assert told["SGLang"] == json.loads((tmp_path / "adaptive.json").read_text())
+    assert told["vLLM"] == {
+        "method": "eagle3", "model": "HEAD", "num_speculative_tokens": 6,
+        "num_speculative_tokens_per_batch_size": [[1, 2, 6], [3, 22, 4], [23, 64, 0]],
+    }  # fmt: skip
+    [vllm] = [line.partition(": ")[2] for line in said.splitlines() if line.startswith("  vLLM: ")]
+    flag, value = shlex.split(vllm)
+    assert (flag, json.loads(value)) == ("--speculative-config", told["vLLM"])
+    [tensorrt_llm] = [line.partition(": ")[2] for line in said.splitlines() if line.startswith("  TensorRT-LLM, ")]
+    assert yaml.safe_load(tensorrt_llm)["speculative_config"] == {
+        "decoding_type": "Eagle3", "speculative_model": "HEAD", "max_draft_len": 6,
+        "draft_len_schedule": {2: 6, 22: 4, 64: 0},
+    }  # fmt: skip
+    assert f"  SGLang: --speculative-adaptive-config {tmp_path}/adaptive.json, " in said
+
+
+def test_ranges_of_loads_begin_with_one_request_and_have_no_gaps() -> None:
+    assert spans_of({1: 6, 3: 4, 23: 0}, 64) == [(1, 2, 6), (3, 22, 4), (23, 64, 0)]
+    assert spans_of({4: 2}, 8) == [(1, 8, 2)] and spans_of({1: 5, 2: 3}, 2) == [(1, 1, 5), (2, 2, 3)]
+
+
+def test_what_tensorrt_llm_cannot_be_told_is_said() -> None:
+    told = schedules({1: 3, 3: 6}, 64, "HEAD")
+    assert told["TensorRT-LLM"] is None and told["vLLM"] is not None
+    *_, last = schedule_lines(told, "FILE")
+    assert last == "TensorRT-LLM: cannot be told, its draft_len_schedule must begin with the longest chain"
 
 
 def test_a_chain_begins_halfway_between_the_loads_that_differ() -> None:
