@@ -23,6 +23,7 @@ from eagle3.storage.records import read_sealed_json
 
 # Hydra's own keys that decide which jobs a sweep has, and their folders; a launcher may change.
 OF_JOBS = ("hydra/sweeper", "hydra.sweeper", "hydra.sweep.subdir")
+SEED = "seed="
 SUBDIR = "give hydra.sweep.subdir='${hydra:job.num}', the default, or another that differs for each job"
 
 
@@ -123,7 +124,7 @@ def ranked_table(directory: Path) -> str:
     if not jobs:
         raise InputError(f"{directory} has no jobs of a sweep; give the folder of one, outputs/sweep/…")
     metric = jobs[0]["metric"] or "result"
-    shared = set.intersection(*(set(job["settings"]) for job in jobs)) if len(jobs) > 1 else set()
+    shared = shared_settings(jobs)
     width = max(3, *(len(job["name"]) for job in jobs))
     lines = [f"{'rank':>4}  {metric:>13}  {'steps':>6}  {'job':>{width}}  settings"]
     for number, job in enumerate(jobs, start=1):
@@ -132,21 +133,31 @@ def ranked_table(directory: Path) -> str:
         lines.append(
             f"{number:>4}  {score:>{max(len(metric), 13)}}  {job['steps']:>6}  {job['name']:>{width}}  {settings}"
         )
-    return "\n".join([*lines, *over_seeds(jobs, shared)])
+    return "\n".join([*lines, *over_seeds(jobs)])
 
 
-def over_seeds(jobs: list[dict[str, Any]], shared: set[str]) -> list[str]:
-    """Return a line for each setting that ran with several seeds: mean and range of its results, the best first."""
+def shared_settings(jobs: list[dict[str, Any]]) -> set[str]:
+    return set.intersection(*(set(job["settings"]) for job in jobs)) if len(jobs) > 1 else set()
+
+
+def by_setting(jobs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Group jobs that differ only in their seed, by the settings that not all jobs share."""
+    shared = shared_settings(jobs)
     groups: dict[str, list[dict[str, Any]]] = {}
     for job in jobs:
-        others = [each for each in job["settings"] if each not in shared and not each.startswith("seed=")]
-        groups.setdefault(" ".join(others), []).append(job)
+        others = [each for each in job["settings"] if each not in shared and not each.startswith(SEED)]
+        groups.setdefault(" ".join(others) or "all jobs", []).append(job)
+    return groups
+
+
+def over_seeds(jobs: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each setting that ran with several seeds: mean and range of its results, the best first."""
     lines = []
-    for settings, group in groups.items():
+    for settings, group in by_setting(jobs).items():
         scores = [job["score"] for job in group if job["score"] is not None]
         if len(scores) > 1:
             spread = f"{min(scores):.4f} to {max(scores):.4f}  {len(scores):>5}"
-            lines.append((mean(scores), f"{mean(scores):>19.4f}  {spread}  {settings or 'all jobs'}"))
+            lines.append((mean(scores), f"{mean(scores):>19.4f}  {spread}  {settings}"))
     lines.sort(reverse=jobs[0].get("mode") != "min")
     return ["", f"{'mean':>19}  {'range':<16}  seeds  settings", *(line for _, line in lines)] if lines else []
 
@@ -168,12 +179,12 @@ def job_folders(directory: Path) -> Iterator[Path]:
 
 
 def read_job(path: Path, name: str) -> dict[str, Any]:
-    result = path / "result.json"
+    result, number = path / "result.json", path / ".hydra" / "job"
     values = {"metric": None, "score": None, "steps": 0}
     if result.is_file():
         values |= read_sealed_json(result, made_by="the same sweep with ckpt_path=auto")
     overrides = [str(item) for item in OmegaConf.load(path / ".hydra" / "overrides.yaml")]
-    return {"name": name, "settings": overrides, **values}
+    return {"name": name, "number": int(number.read_text()) if number.is_file() else 0, "settings": overrides, **values}
 
 
 def rank(job: dict[str, Any]) -> tuple[bool, float, str]:
