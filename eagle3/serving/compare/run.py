@@ -143,7 +143,7 @@ def _chosen(sources: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield all prompts, and where there are several sources, those of each, the most frequent first."""
     yield ALL, np.ones(len(sources), dtype=bool)
     names = np.array(sources)
-    found = sorted(set(sources), key=lambda name: -int((names == name).sum()))
+    found = sorted(dict.fromkeys(sources), key=lambda name: -int((names == name).sum()))
     for name in found if len(found) > 1 else []:
         yield name, names == name
 
