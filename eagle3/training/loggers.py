@@ -242,7 +242,7 @@ def log_lineage(loggers: Sequence[Logger], best: Checkpoint | None, source: Feat
                 logger.log_lineage(best, source)
 
 
-def close(loggers: list[Logger], status: str) -> None:
+def close(loggers: Sequence[Logger], status: str) -> None:
     """Flush the loggers, and end the W&B run, so that the next job of a sweep gets its own."""
     for logger in loggers:
         logger.finalize(status)

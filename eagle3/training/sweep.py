@@ -24,6 +24,7 @@ from eagle3.storage.records import read_sealed_json
 # Hydra's own keys that decide which jobs a sweep has, and their folders; a launcher may change.
 OF_JOBS = ("hydra/sweeper", "hydra.sweeper", "hydra.sweep.subdir")
 SEED = "seed="
+NUMBER = Path(".hydra") / "job"  # in the folder of a job
 SUBDIR = "give hydra.sweep.subdir='${hydra:job.num}', the default, or another that differs for each job"
 
 
@@ -42,7 +43,7 @@ class RankedTable(Callback):
         if config.hydra.mode is not RunMode.MULTIRUN:
             return
         sweep, folder = Path(config.hydra.sweep.dir).absolute(), Path(config.hydra.runtime.output_dir)
-        number, recorded = str(config.hydra.job.num), folder / ".hydra" / "job"
+        number, recorded = str(config.hydra.job.num), folder / NUMBER
         subdir = f"hydra.sweep.subdir={config.hydra.sweep.subdir}"
         if Path(os.path.normpath(sweep)) not in folder.parents:
             exit_with(f"{subdir} is not a folder below hydra.sweep.dir={sweep}; {SUBDIR}", 1)
@@ -167,10 +168,11 @@ def read_jobs(directory: Path) -> list[dict[str, Any]]:
 
 
 def job_folders(directory: Path) -> Iterator[Path]:
-    """Yield the folders of a sweep's jobs at any depth: hydra.sweep.subdir may have slashes."""
+    """Yield the folders of a sweep's jobs at any depth: hydra.sweep.subdir may have slashes. Other commands may have
+    written there, too, such as a comparison of the jobs."""
     for place, folders, files in os.walk(directory):
         path = Path(place)
-        is_job = (path / ".hydra" / "overrides.yaml").is_file()
+        is_job = (path / NUMBER).is_file()
         if path != directory and (is_job or "multirun.yaml" in files):  # which another sweep has
             folders.clear()
             if is_job:
@@ -179,12 +181,12 @@ def job_folders(directory: Path) -> Iterator[Path]:
 
 
 def read_job(path: Path, name: str) -> dict[str, Any]:
-    result, number = path / "result.json", path / ".hydra" / "job"
+    result = path / "result.json"
     values = {"metric": None, "score": None, "steps": 0}
     if result.is_file():
         values |= read_sealed_json(result, made_by="the same sweep with ckpt_path=auto")
     overrides = [str(item) for item in OmegaConf.load(path / ".hydra" / "overrides.yaml")]
-    return {"name": name, "number": int(number.read_text()) if number.is_file() else 0, "settings": overrides, **values}
+    return {"name": name, "number": int((path / NUMBER).read_text()), "settings": overrides, **values}
 
 
 def rank(job: dict[str, Any]) -> tuple[bool, float, str]:
