@@ -5,6 +5,7 @@ python serve.py action=check target.path=TARGET head=HEAD           # exit statu
 python serve.py action=decode target.path=TARGET head=HEAD prompts.path=FILE.jsonl steps=3 limit=40   # one JSON line
 python serve.py action=show target.path=TARGET head=HEAD prompts.path=FILE.jsonl out=FILE.html   # an HTML page
 python serve.py action=compare target.path=TARGET 'heads=[A,B]' prompts.path=FILE.jsonl    # a table of differences
+python serve.py action=compare target.path=TARGET sweep=FOLDER prompts.path=FILE.jsonl   # of train.py -m, over seeds
 python serve.py action=launch target.path=TARGET head=HEAD steps=3             # SGLang; dry_run=true prints the command
 python serve.py action=bench target.path=TARGET head=HEAD steps=3 'bench.prompts={chat: FILE.jsonl}'   # a report
 python serve.py action=tune target.path=TARGET head=HEAD prompts.path=FILE.jsonl tune.concurrency=8   # the best flags

@@ -14,7 +14,6 @@ Stores, heads and comparisons that DIR holds are not made again, and a training 
 import argparse
 import json
 import re
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from typing import Any
 import yaml
 from result import ROOT, call, write_result
 
+from eagle3.decoding.paired import mean_of
 from eagle3.draft_shape import Shape
 
 ASSETS = ROOT / "tests" / "assets"
@@ -171,14 +171,8 @@ def summary(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def change(base: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
     """Return the mean change of pairs as a share, with a 95 % interval where there are several."""
-    from scipy.stats import t as student  # here alone: race.py trains where it is not installed
-
-    shares = [ours / theirs - 1 for theirs, ours in zip(base, other, strict=True)]
-    mean = statistics.mean(shares)
-    if len(shares) == 1:
-        return {"accept_length_change": mean, "interval": None}
-    half = statistics.stdev(shares) / len(shares) ** 0.5 * float(student.ppf(0.975, len(shares) - 1))
-    return {"accept_length_change": mean, "interval": [mean - half, mean + half]}
+    mean = mean_of([ours / theirs - 1 for theirs, ours in zip(base, other, strict=True)])
+    return {"accept_length_change": mean.value, "interval": None if mean.low is None else [mean.low, mean.high]}
 
 
 def file_name(name: str) -> str:

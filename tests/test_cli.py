@@ -270,18 +270,22 @@ def test_two_samples_and_more_steps_than_an_answer_has_tokens_train(world: World
 
 
 def test_compare_prints_a_table_and_leaves_it_as_sealed_json(
-    world: World, call: Call, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    world: World, call: Call, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tracked: list[Any] = []
+    monkeypatch.setattr("eagle3.commands.serve.track", lambda *given: tracked.append(given))
     other = shutil.copytree(world.head, tmp_path / "other")
     capsys.readouterr()
     call(
         "serve", "action=compare", f"target.path={TINY}", f"heads=[{world.head},{other}]",
-        f"prompts.path={world.root}/prompts.jsonl", "max_new_tokens=16", "limit=4",
+        f"prompts.path={world.root}/prompts.jsonl", "max_new_tokens=16", "limit=4", "logger=wandb",
     )  # fmt: skip
     lines = capsys.readouterr().out.splitlines()
     assert lines[3].endswith("| +0.000 | +0.000 to +0.000 | 0.000 |")  # the same head once more
     found = read_sealed_json(tmp_path / "run" / "compare.json", made_by="")
     assert found["prompts"] == 4 and {"commit", "command", "machine", "versions"} <= found.keys()
+    [([logger], _, rows)] = tracked
+    assert rows == found["rows"] and logger._wandb_init["job_type"] == "compare"
 
 
 # --- what a user can get wrong ---------------------------------------------------------------------------------------
@@ -483,7 +487,15 @@ def test_a_damaged_store_is_refused_and_the_advice_repairs_it(
         (["action=show", "prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist"),
         (["action=show"], "prompts.path is not set; give prompts.path=VALUE"),
         (["action=show", f"prompts.path={TINY}/config.json", f"out={TINY}"], "must be a file on this machine; give"),
-        (["action=compare"], "heads and prompts.path are not set; give heads=VALUE prompts.path=VALUE"),
+        (["action=compare"], "prompts.path is not set; give prompts.path=VALUE"),
+        (["action=compare", f"prompts.path={PROMPTS}"], "heads is not set; give heads=[A,B], folders of exported h"),
+        (["action=compare", f"prompts.path={PROMPTS}", "heads=[A]", "sweep=B"], "heads is set, and sweep=B too; give"),
+        (["action=compare", f"prompts.path={PROMPTS}", "sweep=/nowhere"], "sweep=/nowhere has no jobs of a sweep"),
+        (["action=compare", f"prompts.path={PROMPTS}", "heads=[A]", "logger=csv"], "logger=csv: only W&B takes this"),
+        (
+            ["action=compare", f"prompts.path={PROMPTS}", "heads=[A]", "logger=wandb", "logger.wandb.artifacts=true"],
+            "logger.wandb.artifacts=true is for checkpoints, and action=compare makes none",
+        ),
         (["action=compare", "heads=[/nowhere]", f"prompts.path={PROMPTS}"], "/nowhere/config.json does not exist; m"),
         (["action=bench"], "head is not set; give the folder of an exported head, made by: python serve.py"),
     ],

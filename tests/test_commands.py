@@ -120,6 +120,8 @@ def build_privacy(policy: str, has_model: bool) -> None:
 def serve_needs(config: DictConfig) -> None:
     """What conf/action does not mark as missing."""
     require(config, "target.path", *(["run", "checkpoint"] if config.action == "export" else []))
+    if config.action == "compare":
+        require(config, "heads", "sweep")
     if config.action == "bench":
         require(config, "head", "bench.plain_url", "bench.head_url")
         require(config, "prompts.path", "bench.prompts")

@@ -35,7 +35,7 @@ OPTIONS = [
     ("precompute", "out_dir=DIR"),
     ("precompute", "out_dir=DIR", "answers=imported", "prompts/privacy/model=onnx", *MIX),
     ("serve", "action=export"),
-    ("serve", "action=compare"),
+    ("serve", "action=compare", "logger=wandb"),
     ("serve", "action=bench"),
     ("serve", "action=tune"),
 ]

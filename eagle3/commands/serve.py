@@ -6,31 +6,34 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from eagle3.adapters.quiet import quiet_libraries
 from eagle3.answers.build import build_chat
 from eagle3.answers.chat import Chat
+from eagle3.commands.sweep import build_trackers, export_job, sweep_jobs, track
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
 from eagle3.head.eagle3 import EAGLE3
 from eagle3.head_files.files import MAKE_HEAD, read_files, read_without_weights
-from eagle3.head_files.finding import Finding, findings_table, has_errors, require_no_errors
+from eagle3.head_files.finding import Finding, findings_table, require_no_errors
 from eagle3.head_files.format import read_kind
 from eagle3.head_files.servers import require_server
 from eagle3.home import pasted
 from eagle3.hydra_run import given_keys, output_dir
 from eagle3.progress import duration
-from eagle3.provenance import provenance, result_facts
+from eagle3.provenance import result_facts
 from eagle3.serving.check.accept_length import Measurer
-from eagle3.serving.check.checks import check_export, check_head
+from eagle3.serving.check.checks import check_head
+from eagle3.serving.check.fresh import write_checked
 from eagle3.serving.check.origin import warn_of_precision
 from eagle3.serving.check.prompts import file_prompts, longest_prompt, prompt_source
 from eagle3.serving.compare.heads import head_folders, require_comparable
 from eagle3.serving.compare.run import compare
+from eagle3.serving.compare.sweep import compare_sweep
 from eagle3.serving.head import export
-from eagle3.serving.head.card import write_card
 from eagle3.serving.server.launch import launch
 from eagle3.serving.show.page import show
 from eagle3.settings.serving import (
@@ -48,7 +51,6 @@ from eagle3.settings.serving import (
 )
 from eagle3.storage.files import write_json
 from eagle3.storage.lock import hold
-from eagle3.storage.replace import replacing
 from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import NotLoadable, load_target
 
@@ -92,14 +94,8 @@ def export_head(run: ExportRun) -> None:
     trained = export.read_trained(export.find_checkpoint(run=run.run, checkpoint=run.checkpoint))
     context = trained.target_config.max_position_embeddings
     longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=run.steps)
-    with replacing(head) as new:  # what is there stays until this head is checked
-        measurer = exports_measurer(run, trained)
-        files = export.write_head(trained, new, versions=provenance())
-        findings, files = check_export(trained, files, measurer)
-        write_card(files, trained.settings, build_draft(run, read_kind(files).sglang_algorithm))
-        if has_errors(findings):
-            log.warning("head=%s is not written, and what was there is left alone", head)
-        conclude(findings, run)
+    measurer, draft = partial(exports_measurer, run, trained), partial(build_draft, run)
+    write_checked(trained, head, measurer=measurer, draft=draft, conclude=partial(conclude, run=run))
 
 
 def require_findings_apart(findings: str | None, head: Path) -> None:
@@ -142,26 +138,28 @@ def show_rounds(run: ShowRun) -> None:
 
 
 def compare_heads(run: CompareRun) -> None:
-    folders = head_folders(run.heads)
+    loggers = build_trackers(run)
+    jobs = sweep_jobs(run)
+    folders = head_folders(run.heads or [])
     source = prompt_source(run.prompts)
     assert source is not None
     files = read_target_files(**vars(run.target))
+    for job in jobs.finished if jobs else ():
+        export_job(job, run.compare)
+        folders.append(job.head)
     require_comparable(folders, files, run.compare)
     context = files.text_config.max_position_embeddings
     room = longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=run.compare.most_steps)
     chat = build_chat(run.chat, files)
     prompts = file_prompts(chat, source, limit=run.limit, max_length=room)
     target = replace(load_target(**vars(run.target)), stop_ids=chat.stop_ids)
-    compare(
-        run.compare,
-        folders,
-        target,
-        prompts,
-        max_new_tokens=run.max_new_tokens,
-        seed=run.seed,
-        origin=result_facts(),
-        folder=output_dir(),
-    )
+    asked: dict[str, Any] = {"max_new_tokens": run.max_new_tokens, "seed": run.seed}
+    report: dict[str, Any] = {"origin": result_facts(), "folder": output_dir()}
+    if jobs:
+        found = compare_sweep(run.compare, jobs, target, prompts, **asked, **report)
+    else:
+        found = compare(run.compare, folders, target, prompts, **asked, **report)
+    track(loggers, run, found)
 
 
 def launch_server(run: LaunchRun) -> None:

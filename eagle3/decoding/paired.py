@@ -10,7 +10,8 @@ Shapes: N prompts.
 """
 
 import math
-from statistics import NormalDist
+from collections.abc import Sequence
+from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ def standard_error(left_out: Float[np.ndarray, " N"]) -> float:
 
 
 class Estimate(NamedTuple):
-    """A number measured on prompts, with its 95 % interval; None for fewer than two prompts."""
+    """A number measured on prompts or seeds, with its 95 % interval; None for fewer than two of them."""
 
     value: float
     standard_error: float | None
@@ -72,6 +73,18 @@ def difference(gains: Gains, first: Gains) -> Estimate:
     ours, theirs = gains.of(drafted), first.of(drafted)
     left_out = ours.left_out() - theirs.left_out() if drafted.sum() > 1 else None
     return _estimate(ours.accept_length - theirs.accept_length, left_out)
+
+
+def mean_of(values: Sequence[float]) -> Estimate:
+    """Return the mean of independent measurements, such as trainings with other seeds, with Student's t interval."""
+    mean, count = fmean(values), len(values)
+    if count < 2:
+        return Estimate(mean, None, None, None)
+    from scipy.stats import t as student  # of the extra `bench`; decoding does without
+
+    error = stdev(values) / math.sqrt(count)
+    half = error * float(student.ppf(0.5 + CONFIDENCE / 2, count - 1))
+    return Estimate(mean, error, mean - half, mean + half)
 
 
 def _estimate(value: float, left_out: Float[np.ndarray, " N"] | None) -> Estimate:

@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 from eagle3.draft_shape import Shape, shape_of
 from eagle3.errors import InputError
 from eagle3.settings.engine import Address, DraftTokens, DraftWindow, LaunchSettings, Seconds, Steps, Temperature, TopK
+from eagle3.settings.parts import Part
 from eagle3.settings.precomputing import ChatSettings, TargetSettings
 from eagle3.settings.types import Count, CountOrZero, NotNegative, Seed, Settings, Text, fault
 
@@ -266,7 +267,9 @@ class CompareRun(Common, OnPrompts):
     """A comparison of heads."""
 
     prompts: GivenPrompts
-    heads: Annotated[list[Text], Field(min_length=1)]
+    heads: Annotated[list[Text], Field(min_length=1)] | None
+    sweep: Text | None
+    logger: dict[Text, Part]
     seed: Seed
     compare: CompareSettings
 

@@ -123,18 +123,22 @@ MODES = {"offline": "dryrun", "online": "run"}  # other names that W&B knows the
 
 
 class WandbRun(WandbLogger):
-    """Lightning's logger for W&B, with a run name and id of our own."""
+    """Lightning's logger for W&B, with a run name and id of our own. It joins the group of the sweep that it
+    `compares`, else of that it is a job of."""
 
-    def __init__(self, *, run_dir: str, offline: bool | None, artifacts: bool, **options: Any) -> None:
+    def __init__(
+        self, *, run_dir: str, offline: bool | None, artifacts: bool, compares: Path | None = None, **options: Any
+    ) -> None:
         folder = Path(run_dir)
-        sweep = sweep_dir(folder)
+        sweep = compares or sweep_dir(folder)
+        name = f"{compares.name}-compared" if compares else run_name(folder)
         if offline is not None:  # Lightning would set WANDB_MODE, also for the next job
             options["mode"] = "offline" if offline else "online"
         given = {key: value for key, value in options.items() if value is not None}
         warn_of_variables(given)
         ours: dict[str, Any] = {}
         if "WANDB_SWEEP_ID" not in os.environ:  # else `wandb agent` sets them
-            ours = {"name": run_name(folder), "group": sweep.name if sweep else None, "id": kept_id(folder / "run_id")}
+            ours = {"name": name, "group": sweep.name if sweep else None, "id": kept_id(folder / "run_id")}
         ours = {key: value for key, value in ours.items() if not os.environ.get(VARIABLES[key])}
         ours["resume"] = os.environ.get(VARIABLES["resume"]) or "allow"  # Lightning would set it
         super().__init__(**ours | given)
@@ -220,6 +224,16 @@ def _shortened(key: str, value: Any) -> Any:
     return value
 
 
+def log_table(loggers: Sequence[WandbLogger], name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Log rows as a table, numbers as numbers; a value inside another has a column of its own, `difference.low`."""
+    flat = [{key: value for key, value in flattened(public(row)) if value is not None} for row in rows]
+    columns = [*dict.fromkeys(key for row in flat for key in row)]
+    cells = [[row.get(column) for column in columns] for row in flat]
+    data = [[", ".join(map(str, cell)) if isinstance(cell, list) else cell for cell in row] for row in cells]
+    for logger in loggers:
+        logger.log_table(name, columns=columns, data=data)
+
+
 def log_lineage(loggers: Sequence[Logger], best: Checkpoint | None, source: FeatureSource) -> None:
     """Log the best checkpoint and the store it was made from to the trackers that keep artifacts."""
     if isinstance(best, ModelCheckpoint) and best.best_model_path:
@@ -228,7 +242,7 @@ def log_lineage(loggers: Sequence[Logger], best: Checkpoint | None, source: Feat
                 logger.log_lineage(best, source)
 
 
-def close(loggers: list[Logger], status: str) -> None:
+def close(loggers: Sequence[Logger], status: str) -> None:
     """Flush the loggers, and end the W&B run, so that the next job of a sweep gets its own."""
     for logger in loggers:
         logger.finalize(status)

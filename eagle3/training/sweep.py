@@ -23,6 +23,8 @@ from eagle3.storage.records import read_sealed_json
 
 # Hydra's own keys that decide which jobs a sweep has, and their folders; a launcher may change.
 OF_JOBS = ("hydra/sweeper", "hydra.sweeper", "hydra.sweep.subdir")
+SEED = "seed="
+NUMBER = Path(".hydra") / "job"  # in the folder of a job
 SUBDIR = "give hydra.sweep.subdir='${hydra:job.num}', the default, or another that differs for each job"
 
 
@@ -41,7 +43,7 @@ class RankedTable(Callback):
         if config.hydra.mode is not RunMode.MULTIRUN:
             return
         sweep, folder = Path(config.hydra.sweep.dir).absolute(), Path(config.hydra.runtime.output_dir)
-        number, recorded = str(config.hydra.job.num), folder / ".hydra" / "job"
+        number, recorded = str(config.hydra.job.num), folder / NUMBER
         subdir = f"hydra.sweep.subdir={config.hydra.sweep.subdir}"
         if Path(os.path.normpath(sweep)) not in folder.parents:
             exit_with(f"{subdir} is not a folder below hydra.sweep.dir={sweep}; {SUBDIR}", 1)
@@ -123,7 +125,7 @@ def ranked_table(directory: Path) -> str:
     if not jobs:
         raise InputError(f"{directory} has no jobs of a sweep; give the folder of one, outputs/sweep/…")
     metric = jobs[0]["metric"] or "result"
-    shared = set.intersection(*(set(job["settings"]) for job in jobs)) if len(jobs) > 1 else set()
+    shared = shared_settings(jobs)
     width = max(3, *(len(job["name"]) for job in jobs))
     lines = [f"{'rank':>4}  {metric:>13}  {'steps':>6}  {'job':>{width}}  settings"]
     for number, job in enumerate(jobs, start=1):
@@ -132,21 +134,31 @@ def ranked_table(directory: Path) -> str:
         lines.append(
             f"{number:>4}  {score:>{max(len(metric), 13)}}  {job['steps']:>6}  {job['name']:>{width}}  {settings}"
         )
-    return "\n".join([*lines, *over_seeds(jobs, shared)])
+    return "\n".join([*lines, *over_seeds(jobs)])
 
 
-def over_seeds(jobs: list[dict[str, Any]], shared: set[str]) -> list[str]:
-    """Return a line for each setting that ran with several seeds: mean and range of its results, the best first."""
+def shared_settings(jobs: list[dict[str, Any]]) -> set[str]:
+    return set.intersection(*(set(job["settings"]) for job in jobs)) if len(jobs) > 1 else set()
+
+
+def by_setting(jobs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Group jobs that differ only in their seed, by the settings that not all jobs share."""
+    shared = shared_settings(jobs)
     groups: dict[str, list[dict[str, Any]]] = {}
     for job in jobs:
-        others = [each for each in job["settings"] if each not in shared and not each.startswith("seed=")]
-        groups.setdefault(" ".join(others), []).append(job)
+        others = [each for each in job["settings"] if each not in shared and not each.startswith(SEED)]
+        groups.setdefault(" ".join(others) or "all jobs", []).append(job)
+    return groups
+
+
+def over_seeds(jobs: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each setting that ran with several seeds: mean and range of its results, the best first."""
     lines = []
-    for settings, group in groups.items():
+    for settings, group in by_setting(jobs).items():
         scores = [job["score"] for job in group if job["score"] is not None]
         if len(scores) > 1:
             spread = f"{min(scores):.4f} to {max(scores):.4f}  {len(scores):>5}"
-            lines.append((mean(scores), f"{mean(scores):>19.4f}  {spread}  {settings or 'all jobs'}"))
+            lines.append((mean(scores), f"{mean(scores):>19.4f}  {spread}  {settings}"))
     lines.sort(reverse=jobs[0].get("mode") != "min")
     return ["", f"{'mean':>19}  {'range':<16}  seeds  settings", *(line for _, line in lines)] if lines else []
 
@@ -156,10 +168,11 @@ def read_jobs(directory: Path) -> list[dict[str, Any]]:
 
 
 def job_folders(directory: Path) -> Iterator[Path]:
-    """Yield the folders of a sweep's jobs at any depth: hydra.sweep.subdir may have slashes."""
+    """Yield the folders of a sweep's jobs at any depth: hydra.sweep.subdir may have slashes. Other commands may have
+    written there, too, such as a comparison of the jobs."""
     for place, folders, files in os.walk(directory):
         path = Path(place)
-        is_job = (path / ".hydra" / "overrides.yaml").is_file()
+        is_job = (path / NUMBER).is_file()
         if path != directory and (is_job or "multirun.yaml" in files):  # which another sweep has
             folders.clear()
             if is_job:
@@ -173,7 +186,7 @@ def read_job(path: Path, name: str) -> dict[str, Any]:
     if result.is_file():
         values |= read_sealed_json(result, made_by="the same sweep with ckpt_path=auto")
     overrides = [str(item) for item in OmegaConf.load(path / ".hydra" / "overrides.yaml")]
-    return {"name": name, "settings": overrides, **values}
+    return {"name": name, "number": int((path / NUMBER).read_text()), "settings": overrides, **values}
 
 
 def rank(job: dict[str, Any]) -> tuple[bool, float, str]:

@@ -30,6 +30,7 @@ METRIC = "val/served_accept_length_3"
 def job(directory: Path, name: str, overrides: list[str], score: float | None, mode: str = "max") -> None:
     (directory / name / ".hydra").mkdir(parents=True)
     (directory / name / ".hydra" / "overrides.yaml").write_text("".join(f"- {item}\n" for item in overrides))
+    (directory / name / ".hydra" / "job").write_text("0")
     if score is not None:
         result = {"metric": METRIC, "mode": mode, "score": score, "checkpoint": "c", "steps": 12, "epochs": 1}
         write_sealed_json(directory / name / "result.json", result)
@@ -138,6 +139,13 @@ def test_a_sweep_whose_folders_have_slashes_has_a_table_a_status_and_its_folder_
     assert [line.split()[-2] for line in done.stdout.splitlines()[-2:]] == names
     again = run_script("train", *command, "optim.lr=5e-3,7e-3")
     assert again.returncode == 1 and "holds an earlier sweep of other jobs" in again.stderr
+
+
+def test_another_command_in_the_folder_of_a_sweep_is_not_in_its_table(tmp_path: Path) -> None:
+    job(tmp_path, "0", ["seed=0"], 1.5)
+    job(tmp_path, "compared", ["action=compare"], None)
+    (tmp_path / "compared" / ".hydra" / "job").unlink()  # which only jobs of a sweep have
+    assert [each["name"] for each in read_jobs(tmp_path)] == ["0"]
 
 
 def test_another_sweep_below_the_folder_of_one_is_not_in_its_table(tmp_path: Path) -> None:

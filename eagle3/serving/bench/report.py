@@ -8,9 +8,10 @@ from typing import Any
 
 import yaml
 
+from eagle3.decoding.paired import CONFIDENCE
 from eagle3.markdown import table
 from eagle3.serving.bench.loads import MeasuredLoad
-from eagle3.serving.bench.stats import CONFIDENCE, Cell, Interval, by_set, gather_cells, stops_paying
+from eagle3.serving.bench.stats import Cell, Interval, by_set, gather_cells, stops_paying
 from eagle3.serving.report import NONE, number, share, write_report
 from eagle3.settings.serving import SIDES
 

@@ -8,16 +8,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from statistics import fmean, stdev
 
 import numpy as np
-from scipy import stats
 
+from eagle3.decoding.paired import mean_of
 from eagle3.serving.bench.loads import MeasuredLoad
 from eagle3.serving.server.load import LoadResult
 from eagle3.settings.serving import Side
-
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -150,13 +147,10 @@ def mean_ratio(ratios: Sequence[float]) -> Interval | None:
     """Return the geometric mean with a 95 % interval by Student's t on the logarithms, one value a repeat."""
     if not ratios:
         return None
-    logs = [math.log(ratio) for ratio in ratios]
-    mean = fmean(logs)
-    if len(logs) < 2:
-        return Interval(math.exp(mean), None, None)
-    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, df=len(logs) - 1)
-    margin = float(quantile) * stdev(logs) / math.sqrt(len(logs))
-    return Interval(math.exp(mean), math.exp(mean - margin), math.exp(mean + margin))
+    mean = mean_of([math.log(ratio) for ratio in ratios])
+    if mean.low is None or mean.high is None:
+        return Interval(math.exp(mean.value), None, None)
+    return Interval(math.exp(mean.value), math.exp(mean.low), math.exp(mean.high))
 
 
 def stops_paying(speed_ups: Mapping[int, Interval]) -> int | None:

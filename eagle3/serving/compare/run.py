@@ -38,9 +38,9 @@ def compare(
     seed: int,
     origin: Mapping[str, Any],
     folder: Path,
-) -> None:
-    """Print the table; compare.json and compare.md go to `folder`. `origin` goes into the first: commit, command,
-    machine, versions."""
+) -> list[dict[str, Any]]:
+    """Print the table, and return its rows; compare.json and compare.md go to `folder`. `origin` goes into the first:
+    commit, command, machine, versions."""
     for head in folders:
         files = read_without_weights(head)
         require_own_target(files, target.identity, ("weights_hash",))
@@ -60,7 +60,26 @@ def compare(
         measured[name] = measure_head(speculator, answers, settings, name)
         seconds[name] = time.perf_counter() - start
     found = rows(measured, prompts.sources)
-    conditions = {
+    facts = conditions(settings, paths, target, prompts, max_new_tokens=max_new_tokens, seed=seed)
+    facts["seconds"] = {"answers": seconds_of_answers, "heads": seconds}
+    page = with_window(settings, table(found))
+    write_report(folder / "compare.json", {**origin, **facts, "rows": found}, folder / "compare.md", page)
+    print(page)
+    log.info("the table is in %s, all numbers are in %s", folder / "compare.md", folder / "compare.json")
+    return found
+
+
+def conditions(
+    settings: CompareSettings,
+    paths: Mapping[str, Path],
+    target: Target,
+    prompts: PromptSet,
+    *,
+    max_new_tokens: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Return what compare.json says of how was measured."""
+    return {
         "target": target.path,
         "dtype": str(target.embedding.dtype).removeprefix("torch."),
         "heads": {name: facts_of(path) for name, path in paths.items()},
@@ -71,14 +90,11 @@ def compare(
         "max_new_tokens": max_new_tokens,
         "seed": seed,
         **asdict(settings),
-        "seconds": {"answers": seconds_of_answers, "heads": seconds},
     }
-    page = table(found)
-    if settings.draft_window is not None:
-        page = f"compare.draft_window={settings.draft_window}\n\n{page}"
-    write_report(folder / "compare.json", {**origin, **conditions, "rows": found}, folder / "compare.md", page)
-    print(page)
-    log.info("the table is in %s, all numbers are in %s", folder / "compare.md", folder / "compare.json")
+
+
+def with_window(settings: CompareSettings, page: str) -> str:
+    return page if settings.draft_window is None else f"compare.draft_window={settings.draft_window}\n\n{page}"
 
 
 def names(folders: Sequence[Path]) -> dict[str, Path]:
@@ -127,7 +143,7 @@ def _chosen(sources: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield all prompts, and where there are several sources, those of each, the most frequent first."""
     yield ALL, np.ones(len(sources), dtype=bool)
     names = np.array(sources)
-    found = sorted(set(sources), key=lambda name: -int((names == name).sum()))
+    found = sorted(dict.fromkeys(sources), key=lambda name: -int((names == name).sum()))
     for name in found if len(found) > 1 else []:
         yield name, names == name
 

@@ -8,9 +8,10 @@ from eagle3.errors import InputError
 from eagle3.head.draft_head import WithoutValues
 from eagle3.head.head import Head
 from eagle3.head.registry import kind_in, new_head
-from eagle3.head_files.files import INDEX, HeadFiles, read_files
+from eagle3.head_files.files import INDEX, MAKE_HEAD, HeadFiles, read_files
 from eagle3.head_files.format import is_exported_head, save_head
-from eagle3.head_files.record import HeadRecord, write_record
+from eagle3.head_files.record import FILE as RECORD
+from eagle3.head_files.record import HeadRecord, read_record, write_record
 from eagle3.storage.files import sha256_file
 from eagle3.storage.records import read_sealed_json
 from eagle3.storage.replace import require_free_place
@@ -76,7 +77,7 @@ def read_trained(path: Path) -> TrainedHead:
         },
         accept_length=None,
         origin=training.origin,
-        checkpoint="/".join(checkpoint.path.resolve().parts[-3:]),  # RUN/checkpoints/FILE: not whose disk it was on
+        checkpoint=recorded_name(checkpoint.path),
         started_from=training.settings.get("init_from", {}),
         versions={},
         files={},
@@ -86,6 +87,21 @@ def read_trained(path: Path) -> TrainedHead:
         head = new_head(kind, kind.config_type(**training.head_config), weights["draft_ids"])
     head.load_state_dict(weights)
     return TrainedHead(head.eval().requires_grad_(False), record, training.settings)
+
+
+def recorded_name(checkpoint: Path) -> str:
+    """Return RUN/checkpoints/FILE, which does not reveal whose disk it was on."""
+    return "/".join(checkpoint.resolve().parts[-3:])
+
+
+def is_export_of(head: Path, checkpoint: Path) -> bool:
+    """Say whether `head` is an exported head of this checkpoint, which was not written again after the export."""
+    if not is_exported_head(head):
+        return False
+    record = read_record(head, made_by=MAKE_HEAD)
+    if record is None or record.checkpoint != recorded_name(checkpoint):
+        return False
+    return checkpoint.stat().st_mtime_ns <= (head / RECORD).stat().st_mtime_ns
 
 
 def target_settings(settings: dict[str, Any], trained: TrainedHead) -> dict[str, Any]:

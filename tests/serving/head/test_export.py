@@ -1,5 +1,6 @@
 """Export: the best Lightning checkpoint of a run becomes a head's folder, whole or not at all."""
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from eagle3.head_files.record import read_record
 from eagle3.serving.head.export import (
     TrainedHead,
     find_checkpoint,
+    is_export_of,
     read_trained,
     require_replaceable,
     target_settings,
@@ -44,6 +46,16 @@ def test_a_checkpoint_becomes_the_head_and_its_record(trained: TrainedHead, tmp_
     assert (record.simulated_accept_length, record.accept_length) == ({7: 1.0}, None)
     assert (record.origin, record.versions) == (trained.record.origin, {"torch": "x"})
     assert record.checkpoint == "run/checkpoints/best-step9-accept2.000.ckpt"
+
+
+def test_a_head_is_of_a_checkpoint_until_that_is_another_or_written_again(trained: TrainedHead, tmp_path: Path) -> None:
+    head, best = tmp_path / "head", tmp_path / trained.record.checkpoint
+    assert not is_export_of(head, best)
+    export_head(trained, head, versions={})
+    assert is_export_of(head, best)
+    assert not is_export_of(head, best.with_name("best-step12-accept2.100.ckpt"))
+    os.utime(best, ns=(0, (head / "training.json").stat().st_mtime_ns + 1))
+    assert not is_export_of(head, best)
 
 
 def test_the_best_checkpoint_of_a_run_is_found_where_the_run_is_now(trained: TrainedHead, tmp_path: Path) -> None:

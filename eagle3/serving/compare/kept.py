@@ -1,0 +1,100 @@
+"""What the heads of a sweep gain, kept in the folders of their jobs: only what is missing is measured."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle3.decoding.paired import Gains
+from eagle3.decoding.replay import Answered
+from eagle3.decoding.speculate import Speculator
+from eagle3.head_files.format import load_head
+from eagle3.serving.check.prompts import PromptSet
+from eagle3.serving.compare.jobs import Job
+from eagle3.serving.compare.measure import Measured, Way, answers_at, measure_head
+from eagle3.serving.compare.run import facts_of, require_verified
+from eagle3.settings.serving import CompareSettings, TokenSampling
+from eagle3.storage.files import sha256_json
+from eagle3.storage.records import read_sealed_json, write_sealed_json
+from eagle3.target.model import Target
+
+log = logging.getLogger(__name__)
+Gained = dict[Way, dict[str, Measured]]  # by position in the text, as `measure_head` returns it
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a head gained on answers with this hash."""
+
+    answers: str
+    gained: Gained
+
+
+def measure_jobs(
+    settings: CompareSettings,
+    jobs: Sequence[Job],
+    target: Target,
+    prompts: PromptSet,
+    *,
+    max_new_tokens: int,
+    seed: int,
+) -> dict[str, Gained]:
+    """Return the gains of each job's head, by its name. Those that are kept are not measured again, unless the target
+    now gives other answers: in bf16 another machine may."""
+    identity = target.identity
+    asked = {
+        **{part: getattr(identity, part) for part in ("config_hash", "tokenizer_hash", "weights_hash")},
+        "stop_ids": sorted(target.stop_ids),
+        "dtype": str(target.embedding.dtype),
+        "prompts": prompts.prompts,
+        "max_new_tokens": max_new_tokens,
+        "seed": seed,
+        **asdict(settings),
+    }
+    files = {job.name: _file(job, asked) for job in jobs}
+    kept = {name: read_gains(file, settings) for name, file in files.items() if file.is_file()}
+    log.info("%d of %d heads were measured before", len(kept), len(jobs))
+    if len(kept) < len(jobs) or len({each.answers for each in kept.values()}) > 1:
+        answers = answers_at(target, prompts.prompts, settings, max_new_tokens=max_new_tokens, seed=seed)
+        require_verified(answers)
+        given = sha256_json([[each.answer for each in answered] for answered in answers.values()])
+        for job in jobs:
+            if job.name not in kept or kept[job.name].answers != given:
+                kept[job.name] = Kept(given, measure_job(job, target, answers, settings))
+                write_gains(files[job.name], kept[job.name])
+    return {name: each.gained for name, each in kept.items()}
+
+
+def _file(job: Job, asked: dict[str, Any]) -> Path:
+    """Return where the job's gains are kept; another head or question has another file."""
+    key = sha256_json(asked | {"head": facts_of(job.head)["sha256"]})
+    return job.folder / "compared" / f"{key[:16]}.json"
+
+
+def measure_job(
+    job: Job, target: Target, answers: Mapping[TokenSampling, Sequence[Answered]], settings: CompareSettings
+) -> Gained:
+    loaded = load_head(job.head, num_layers=len(target.layers), dtype=target.embedding.dtype)
+    return measure_head(Speculator(target, loaded.head, loaded.capture_layers), answers, settings, f"job {job.name}")
+
+
+def write_gains(file: Path, kept: Kept) -> None:
+    """Write the gains of each way as lists, in the order of the ways."""
+    lists = [
+        {span: [[array.tolist() for array in gains] for gains in measured] for span, measured in spans.items()}
+        for spans in kept.gained.values()
+    ]
+    write_sealed_json(file, {"answers_sha256": kept.answers, "gained": lists})
+
+
+def read_gains(file: Path, settings: CompareSettings) -> Kept:
+    stored = read_sealed_json(file, made_by="the same comparison")
+    ways = [Way(sampling, shape) for sampling in dict.fromkeys(settings.samplings) for shape in settings.drafts()]
+    lists = [
+        {span: Measured(*(Gains(*map(np.array, gains)) for gains in measured)) for span, measured in spans.items()}
+        for spans in stored["gained"]
+    ]
+    return Kept(stored["answers_sha256"], dict(zip(ways, lists, strict=True)))

@@ -1,0 +1,158 @@
+"""`action=compare sweep=FOLDER`: the heads of a sweep on the same prompts, and what its settings do over seeds.
+
+A head is compared with the one of the first setting and the same seed. Rows of settings are made of the rows of seeds,
+whose `head` is the setting.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eagle3 import markdown
+from eagle3.decoding.paired import CONFIDENCE, Estimate, mean_of
+from eagle3.draft_shape import Shape
+from eagle3.head_files.files import read_without_weights
+from eagle3.serving.check.origin import warn_of_precision
+from eagle3.serving.check.prompts import PromptSet
+from eagle3.serving.compare.heads import require_own_target
+from eagle3.serving.compare.jobs import Job, Jobs
+from eagle3.serving.compare.kept import Gained, measure_jobs
+from eagle3.serving.compare.measure import ALL
+from eagle3.serving.compare.run import conditions, rows, table, with_window
+from eagle3.serving.report import write_report
+from eagle3.settings.serving import CompareSettings
+from eagle3.target.model import Target
+
+log = logging.getLogger(__name__)
+WAY = ("sampling", "temperature", "top_p", "top_k", "steps", "topk", "draft_tokens")  # keys of a row
+
+
+def compare_sweep(
+    settings: CompareSettings,
+    jobs: Jobs,
+    target: Target,
+    prompts: PromptSet,
+    *,
+    max_new_tokens: int,
+    seed: int,
+    origin: Mapping[str, Any],
+    folder: Path,
+) -> list[dict[str, Any]]:
+    """Print a row for each setting and way of decoding, and what they say; compare.json and compare.md, which have the
+    rows of each seed and source too, go to `folder`. Return the rows of the settings."""
+    for job in jobs.finished:
+        files = read_without_weights(job.head)
+        require_own_target(files, target.identity, ("weights_hash",))
+        warn_of_precision(files, target.identity)
+    heads = {job.name: job.head for job in jobs.finished}
+    facts = conditions(settings, heads, target, prompts, max_new_tokens=max_new_tokens, seed=seed)
+    gained = measure_jobs(settings, jobs.finished, target, prompts, max_new_tokens=max_new_tokens, seed=seed)
+    found = [*seed_rows(jobs.finished, gained, prompts.sources)]
+    over_seeds = setting_rows(found)
+    numbers = {
+        **origin,
+        "sweep": str(jobs.sweep),
+        "jobs": {job.name: {"setting": job.setting, "seed": job.seed} for job in jobs.finished},
+        "jobs_left_out": jobs.left_out,
+        **facts,
+        "settings": over_seeds,
+        "rows": found,
+    }
+    page = with_window(settings, settings_page(over_seeds))
+    left_out = [jobs.left_out_line()] if jobs.left_out else []
+    whole = "\n\n".join([page, *left_out, *seed_pages(found)])
+    write_report(folder / "compare.json", numbers, folder / "compare.md", whole)
+    print(page)
+    log.info(
+        "rows of each seed and source are in %s, all numbers in %s", folder / "compare.md", folder / "compare.json"
+    )
+    return over_seeds
+
+
+def seed_rows(jobs: Sequence[Job], gained: Mapping[str, Gained], sources: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of each seed. Differences are from the first setting, None where it has no head of the seed."""
+    first = jobs[0].setting
+    for seed in dict.fromkeys(job.seed for job in jobs):
+        heads = {job.setting: gained[job.name] for job in jobs if job.seed == seed}
+        without = {} if first in heads else {"difference": None, "difference_kept": None}
+        yield from ({"seed": seed, **row, **without} for row in rows(heads, sources))
+
+
+def setting_rows(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each way of decoding and setting, over all prompts: means over its seeds."""
+    whole = [row for row in found if row["source"] == row["positions"] == ALL]
+    settings = dict.fromkeys(row["head"] for row in whole)
+    made = []
+    for way in dict.fromkeys(tuple(row[key] for key in WAY) for row in whole):
+        of_way = [row for row in whole if tuple(row[key] for key in WAY) == way]
+        for setting in settings:
+            of_setting = [row for row in of_way if row["head"] == setting]
+            made += [setting_row(of_setting, first=next(iter(settings)))] if of_setting else []
+    return made
+
+
+def setting_row(of_seeds: Sequence[Mapping[str, Any]], *, first: str) -> dict[str, Any]:
+    """Summarise the rows of one setting; pairs are heads of the setting and the `first` one with the same seed."""
+    pairs = [row["difference"] for row in of_seeds if row["difference"]]
+    row = {
+        **{key: of_seeds[0][key] for key in WAY},
+        "setting": of_seeds[0]["head"],
+        "seeds": [row["seed"] for row in of_seeds],
+        "prompts": of_seeds[0]["prompts"],
+        "accept_length": over_seeds([row["accept_length"] for row in of_seeds])._asdict(),
+        "pairs": len(pairs),
+        "difference": over_seeds(pairs)._asdict() if pairs else None,
+    }
+    return {**row, "verdict": None if row["setting"] == first else verdict(row, first)}
+
+
+def over_seeds(estimates: Sequence[Mapping[str, Any]]) -> Estimate:
+    """Return the mean with an interval over seeds; of one seed the estimate itself, whose interval is over prompts."""
+    return Estimate(**estimates[0]) if len(estimates) == 1 else mean_of([each["value"] for each in estimates])
+
+
+def verdict(row: Mapping[str, Any], first: str) -> str:
+    """Say in a sentence how far a setting is from the first one, and whether that is more than chance."""
+    against, way = f"{row['setting']} - {first}", f"in a {_drafts(row)}, {row['sampling']}"
+    if not row["difference"]:
+        return f"{against} {way}: no seed in common"
+    difference = Estimate(**row["difference"])
+    measured = " ".join(filter(None, _cells_of(difference, "+")))
+    over = f"{row['pairs']} seeds" if row["pairs"] > 1 else f"one seed, {row['prompts']} prompts"
+    said = "not separated"
+    if difference.low is None or difference.high is None:
+        said = "no interval"
+    elif difference.low > 0 or difference.high < 0:
+        said = "longer" if difference.low > 0 else "shorter"
+    return f"{against}: {measured} {way}, over {over}: {said}"
+
+
+def settings_page(made: Sequence[Mapping[str, Any]]) -> str:
+    interval = f"{CONFIDENCE:.0%} interval"
+    columns = ["sampling", "drafts", "setting", "seeds", "accept length", interval, "difference", interval]
+    lines = [row["verdict"] for row in made if row["verdict"]]
+    note = f"{made[0]['prompts']} prompts. Intervals are over seeds (Student's t), of one seed over prompts."
+    return "\n\n".join([markdown.table(columns, map(_cells, made)), note, *(["\n".join(lines)] if lines else [])])
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    cells = [row["sampling"], _drafts(row), row["setting"], str(len(row["seeds"]))]
+    cells += _cells_of(Estimate(**row["accept_length"]))
+    return cells + (_cells_of(Estimate(**row["difference"]), "+") if row["difference"] else ["", ""])
+
+
+def _cells_of(estimate: Estimate, sign: str = "") -> list[str]:
+    """Write a value and its interval, which may be missing."""
+    interval = "" if estimate.low is None else f"[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
+    return [f"{estimate.value:{sign}.3f}", interval]
+
+
+def _drafts(row: Mapping[str, Any]) -> str:
+    return str(Shape(row["steps"], row["topk"], row["draft_tokens"]))
+
+
+def seed_pages(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for seed in dict.fromkeys(row["seed"] for row in found):
+        title = f"## Seed {seed}" if seed else "## Every head"
+        yield f"{title}\n\n{table([row for row in found if row['seed'] == seed])}"

@@ -1,0 +1,301 @@
+"""action=compare sweep=FOLDER: a real sweep, whose table must be what its compare.json says, and is not made twice."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from math import sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+from scripts import call_script, run_script
+from stores import ASSETS
+from training_runs import sweep as train_sweep
+
+from eagle3.commands import sweep as commands
+from eagle3.decoding.paired import Estimate
+from eagle3.errors import InputError
+from eagle3.serving.compare import kept
+from eagle3.serving.compare.jobs import find_jobs
+from eagle3.serving.compare.sweep import setting_rows, settings_page, verdict
+from eagle3.storage.records import read_sealed_json, write_sealed_json
+
+TINY, PROMPTS = ASSETS / "tiny", ASSETS / "prompts"
+T_OF_TWO = 12.7062047362  # Student's t of 95 %, one degree of freedom
+LEFT_OUT = "left out: job 4 (no result: failed, or not finished), job 5 (no result: failed, or not finished)"
+SLOW_AND_FAST = ("optim.lr=0.0001", "optim.lr=0.03")
+CHAINS = "compare.shapes=[{steps: 3, topk: 1, draft_tokens: null}, {steps: 1, topk: 1, draft_tokens: null}]"
+ASK = (
+    "action=compare", f"target.path={TINY}", f"prompts.path={PROMPTS}/heldout.jsonl", "limit=4", "max_new_tokens=16",
+    CHAINS, "compare.samplings=[{temperature: 0}]",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of two settings x two seeds, and two jobs that fail, on the bundled target's answers."""
+    root = tmp_path_factory.mktemp("sweep")
+    lines = (PROMPTS / "train.jsonl").read_text().splitlines(keepends=True)[:20]
+    (root / "prompts.jsonl").write_text("".join(lines))
+    answers = ("sampling.max_new_tokens=24", "features.shard_mb=1", "prompts.processes=1")
+    data = (f"target.path={TINY}", f"prompts.path={root}/prompts.jsonl", f"out_dir={root}/dir")
+    done = run_script("precompute", *data, "prompts/privacy=patterns", *answers)
+    assert done.returncode == 0, done.stderr
+    options = ("data.pack_tokens=173", "trainer.max_epochs=3", "optim.lr=1e-4,3e-2,-1", "seed=0,1")
+    done = train_sweep(root / "dir" / "features", root / "losses", *options)
+    assert (done.returncode, done.stderr.count("error: ")) == (1, 2), done.stderr
+    return root / "losses"
+
+
+@pytest.fixture(scope="module")
+def compared(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The sweep's table as a command leaves it, tracked by W&B without a network."""
+    out = tmp_path_factory.mktemp("compared") / "out"
+    tracked = ("logger=wandb", "logger.wandb.offline=true")
+    done = run_script("serve", *ASK, f"sweep={trained}", f"hydra.run.dir={out}", *tracked)
+    assert done.returncode == 0, done.stderr
+    return out, done
+
+
+@pytest.fixture
+def again(trained: Path, compared: Any, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Compare the same sweep once more, in this process."""
+
+    def call(*overrides: str, folder: Path = trained) -> dict[str, Any]:
+        call_script("serve", *ASK, f"sweep={folder}", *overrides, output_dir=tmp_path / "again")
+        return read_sealed_json(tmp_path / "again" / "compare.json", made_by="")
+
+    return call
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_table_is_what_compare_json_says_of_each_seed(compared: Any) -> None:
+    out, done = compared
+    found = read_sealed_json(out / "compare.json", made_by="")
+    lines = [cells(line) for line in done.stdout.splitlines() if line.startswith("| greedy")]
+    assert [line[1:4] for line in lines] == [
+        [f"chain of {steps}", setting, "2"] for steps in (3, 1) for setting in SLOW_AND_FAST
+    ]
+    for line in lines:
+        rows = [
+            row for row in found["rows"]
+            if (row["source"], f"chain of {row['steps']}", row["head"]) == ("all", line[1], line[2])
+        ]  # fmt: skip
+        assert [row["seed"] for row in rows] == ["0", "1"]
+        assert line[4:6] == in_words([row["accept_length"]["value"] for row in rows], "")
+        is_first = line[2] == SLOW_AND_FAST[0]
+        assert line[6:] == ["", ""] if is_first else in_words([row["difference"]["value"] for row in rows], "+")
+    differing = [row["difference"]["value"] for row in found["rows"] if row["difference"]]
+    assert any(differing) and len(set(differing)) > 1  # the heads are not all alike
+
+
+def in_words(values: list[float], sign: str) -> list[str]:
+    """Mean and Student's interval of two values, calculated here."""
+    mean, half = fmean(values), T_OF_TWO * stdev(values) / sqrt(2)
+    return [f"{mean:{sign}.3f}", f"[{mean - half:{sign}.3f}, {mean + half:{sign}.3f}]"]
+
+
+def test_differences_are_from_the_first_setting_with_the_same_seed(compared: Any) -> None:
+    rows = read_sealed_json(compared[0] / "compare.json", made_by="")["rows"]
+    for seed in ("0", "1"):
+        first, other = (
+            next(row for row in rows if (row["seed"], row["head"], row["source"]) == (seed, setting, "all"))
+            for setting in SLOW_AND_FAST
+        )
+        gained = other["accept_length"]["value"] - first["accept_length"]["value"]
+        assert other["difference"]["value"] == pytest.approx(gained) and first["difference"] is None
+
+
+def test_the_console_has_a_sentence_for_each_chain_and_the_files_the_sources(compared: Any) -> None:
+    out, done = compared
+    pattern = r"optim.lr=0.03 - optim.lr=0.0001: [+-]\d.\d{3} \[.*\] in a chain of \d, greedy, over 2 seeds: [a-z ]+"
+    said = [line for line in done.stdout.splitlines() if re.fullmatch(pattern, line)]
+    assert len(said) == 2
+    page = (out / "compare.md").read_text()
+    assert page.startswith(done.stdout.rstrip("\n")) and LEFT_OUT in page
+    sources = {row["source"] for row in read_sealed_json(out / "compare.json", made_by="")["rows"]} - {"all"}
+    assert len(sources) > 1
+    for source in sources:
+        assert f"| {source} |" in page and f"| {source} |" not in done.stdout
+    assert page.index("## Seed 0") < page.index("## Seed 1")
+
+
+def test_failed_jobs_are_named_in_one_line_and_left_out(compared: Any) -> None:
+    out, done = compared
+    assert [line for line in done.stderr.splitlines() if "job 4" in line] == [LEFT_OUT]
+    found = read_sealed_json(out / "compare.json", made_by="")
+    assert [*found["jobs"]] == ["0", "1", "2", "3"] == [*found["heads"]] and [*found["jobs_left_out"]] == ["4", "5"]
+
+
+def test_wandb_has_the_same_numbers(compared: Any, trained: Path) -> None:
+    out, _ = compared
+    [file] = out.glob("wandb/offline-run-*/files/media/table/compare_*.table.json")
+    table = json.loads(file.read_text())
+    logged = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    made = read_sealed_json(out / "compare.json", made_by="")["settings"]
+    assert len(logged) == len(made) == 4
+    for row, expected in zip(logged, made, strict=True):
+        assert (row["setting"], row["seeds"], row["verdict"]) == (expected["setting"], "0, 1", expected["verdict"])
+        for key in ("accept_length", "difference"):
+            for part in Estimate._fields:
+                assert row[f"{key}.{part}"] == (expected[key] and expected[key][part])
+    [record] = out.glob("wandb/offline-run-*/*.wandb")
+    content = record.read_bytes()
+    assert b"losses-compared" in content and b"git_revision" in content  # its name, and settings
+
+
+def test_what_is_there_is_not_made_again(
+    again: Callable[..., Any], compared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((commands, "write_checked"), (kept, "answers_at"), (kept, "measure_job")):
+        monkeypatch.setattr(module, name, None)
+    before = read_sealed_json(compared[0] / "compare.json", made_by="")
+    found = again()
+    assert [found[key] for key in ("settings", "rows")] == [before[key] for key in ("settings", "rows")]
+
+
+def test_a_comparison_that_was_stopped_measures_what_is_missing(
+    again: Callable[..., Any], compared: Any, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "losses"))
+    shutil.rmtree(folder / "1" / "head")
+    for job in "0123":
+        shutil.rmtree(folder / job / "compared")
+    measured: list[str] = []
+    exported: list[str] = []
+    measure_job, write_checked = kept.measure_job, commands.write_checked
+
+    def measure(job: Any, *arguments: Any) -> Any:
+        if len(measured) == 2:
+            monkeypatch.setattr(kept, "measure_job", go_on)
+            raise KeyboardInterrupt
+        return go_on(job, *arguments)
+
+    def go_on(job: Any, *arguments: Any) -> Any:
+        measured.append(job.name)
+        return measure_job(job, *arguments)
+
+    def write(trained: Any, head: Path, **options: Any) -> None:
+        exported.append(head.parent.name)
+        write_checked(trained, head, **options)
+
+    monkeypatch.setattr(kept, "measure_job", measure)
+    monkeypatch.setattr(commands, "write_checked", write)
+    with pytest.raises(SystemExit):
+        again(folder=folder)
+    assert again(folder=folder)["settings"] == read_sealed_json(compared[0] / "compare.json", made_by="")["settings"]
+    assert (measured, exported) == (["0", "1", "2", "3"], ["1"])
+
+
+def test_other_questions_and_other_answers_are_measured_again(
+    again: Callable[..., Any], trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+    measure_job = kept.measure_job
+    monkeypatch.setattr(kept, "measure_job", lambda job, *rest: measured.append(job.name) or measure_job(job, *rest))
+    assert {row["prompts"] for row in again("limit=2")["settings"]} == {2}
+    assert measured == ["0", "1", "2", "3"]
+    # As if another machine had given other answers while job 2 was measured.
+    newest = max((trained / "2" / "compared").iterdir(), key=os.path.getmtime)
+    stored = read_sealed_json(newest, made_by="")
+    write_sealed_json(newest, stored | {"answers_sha256": "others"})
+    again("limit=2")
+    assert measured[4:] == ["2"]
+
+
+def test_a_setting_of_one_seed_has_intervals_over_prompts(
+    again: Callable[..., Any], compared: Any, trained: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "losses"))
+    (folder / "3" / "result.json").unlink()
+    found = again(folder=folder)
+    one = [row for row in found["settings"] if row["setting"] == "optim.lr=0.03"]
+    for row in one:
+        [of_seed] = [
+            each for each in found["rows"]
+            if (each["head"], each["source"], each["steps"]) == (row["setting"], "all", row["steps"])
+        ]  # fmt: skip
+        assert row["accept_length"] == of_seed["accept_length"] and row["difference"] == of_seed["difference"]
+        assert f"over one seed, {row['prompts']} prompts: " in row["verdict"]
+
+
+def row(seed: str, head: str, value: float, difference: float | None) -> dict[str, Any]:
+    way = {"sampling": "greedy", "temperature": 0.0, "top_p": 1.0, "top_k": 0, "steps": 3, "topk": 1, "draft_tokens": 4}
+    estimate = {"standard_error": 0.1, "low": value - 0.2, "high": value + 0.2}
+    against = difference if difference is None else {"value": difference, **estimate, "low": 0.1, "high": 0.3}
+    length = {"value": value, **estimate}
+    where = {"source": "all", "positions": "all", "prompts": 9}
+    return {"seed": seed, **way, **where, "head": head, "accept_length": length, "difference": against}
+
+
+@pytest.mark.parametrize(
+    ("gains", "said"),
+    [
+        ([0.2, 0.21, 0.19], "b - a: +0.200 [+0.175, +0.225] in a chain of 3, greedy, over 3 seeds: longer"),
+        ([-0.2, -0.21, -0.19], "b - a: -0.200 [-0.225, -0.175] in a chain of 3, greedy, over 3 seeds: shorter"),
+        ([0.2, -0.2], "b - a: +0.000 [-2.541, +2.541] in a chain of 3, greedy, over 2 seeds: not separated"),
+        ([0.2], "b - a: +0.200 [+0.100, +0.300] in a chain of 3, greedy, over one seed, 9 prompts: longer"),
+    ],
+)
+def test_a_verdict_says_what_the_interval_says(gains: list[float], said: str) -> None:
+    rows = [row(str(seed), "a", 2.0, None) for seed in range(len(gains))]
+    rows += [row(str(seed), "b", 2.0 + gain, gain) for seed, gain in enumerate(gains)]
+    assert [each["verdict"] for each in setting_rows(rows)] == [None, said]
+    assert said in settings_page(setting_rows(rows))
+
+
+def test_settings_without_a_seed_in_common_have_no_difference() -> None:
+    _, other = setting_rows([row("0", "a", 2.0, None), row("1", "b", 2.5, None)])
+    assert (other["pairs"], other["difference"]) == (0, None)
+    assert verdict(other, "a") == "b - a in a chain of 3, greedy: no seed in common"
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def job(folder: Path, name: str, number: int, *settings: str, checkpoint: bool = True, result: bool = True) -> None:
+    hydra, checkpoints = folder / name / ".hydra", folder / name / "checkpoints"
+    hydra.mkdir(parents=True)
+    checkpoints.mkdir()
+    (hydra / "overrides.yaml").write_text("".join(f"- {each}\n" for each in settings))
+    (hydra / "job").write_text(str(number))
+    if checkpoint:
+        (checkpoints / "best.ckpt").touch()
+    if result:
+        told = {
+            "metric": "m",
+            "mode": "max",
+            "score": 1.5,
+            "checkpoint": "elsewhere/best.ckpt",
+            "steps": 1,
+            "epochs": 1,
+        }
+        write_sealed_json(folder / name / "result.json", told)
+
+
+def test_jobs_are_in_the_order_of_the_sweep_and_what_lacks_a_head_is_named(tmp_path: Path, caplog: Any) -> None:
+    for number in range(12):
+        job(tmp_path, str(number), number, "data.path=x", f"optim.lr={number // 2}", f"seed={number % 2}")
+    job(tmp_path, "12", 12, "data.path=x", "optim.lr=0", "seed=1")
+    job(tmp_path, "13", 13, "data.path=x", "optim.lr=9", "seed=0", checkpoint=False)
+    job(tmp_path, "14", 14, "data.path=x", "optim.lr=9", "seed=1", result=False)
+    jobs = find_jobs(tmp_path)
+    assert [each.name for each in jobs.finished] == [str(number) for number in range(12)]
+    assert [each.setting for each in jobs.finished[:3]] == ["optim.lr=0", "optim.lr=0", "optim.lr=1"]
+    assert jobs.has_seeds and [each.seed for each in jobs.finished[:3]] == ["0", "1", "0"]
+    line = "left out: job 12 (as job 1), job 13 (no checkpoint), job 14 (no result: failed, or not finished)"
+    assert caplog.messages == [line]
+
+
+def test_a_folder_without_a_finished_job_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"sweep={tmp_path} has no jobs of a sweep; give the folder of one"):
+        find_jobs(tmp_path)
+    job(tmp_path, "0", 0, "seed=0", result=False)
+    with pytest.raises(InputError, match="has no finished job; continue it with ckpt_path=auto; left out: job 0"):
+        find_jobs(tmp_path)
