@@ -21,7 +21,7 @@ from eagle3.serving.bench.loads import RESULTS, BenchPlan, MeasuredLoad, read_re
 from eagle3.serving.bench.run import bench, bench_commands, find_notes, gather_facts, prompt_sets
 from eagle3.serving.server.load import LoadResult
 from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.serving import Side
+from eagle3.settings.serving import PromptFile, Side
 from eagle3.storage.files import read_json
 from eagle3.target.files import TargetFiles
 
@@ -155,7 +155,8 @@ def test_the_report_holds_no_variable_of_the_environment(
 
 def test_prompt_sets_are_rendered_by_the_targets_template(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "Grüße?"}\n{"prompt": "' + "long " * 500 + '"}\n')
-    found = prompt_sets(chat, {"a": str(tmp_path / "a.jsonl")}, split="train", limit=None, max_length=200)
+    settings = PromptFile(path=None, split=None, fields={})
+    found = prompt_sets(chat, {"a": str(tmp_path / "a.jsonl")}, settings, limit=None, max_length=200)
     assert found == {"a": [chat.prompt_ids([{"role": "user", "content": "Grüße?"}])]}
     with pytest.raises(InputError, match=r"try bench\.prompts="):
-        prompt_sets(chat, {}, split="train", limit=None, max_length=200)
+        prompt_sets(chat, {}, settings, limit=None, max_length=200)
