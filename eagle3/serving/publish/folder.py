@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from huggingface_hub import ModelCard
 from eagle3.errors import InputError
 from eagle3.head_files.files import MAKE_HEAD, HeadFiles
 from eagle3.head_files.record import FILE as RECORD
-from eagle3.head_files.record import HeadRecord, write_record
+from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength, write_record
 from eagle3.markdown import table
 from eagle3.secrets import public
 from eagle3.serving.head.card import FILE as CARD
@@ -41,7 +42,7 @@ def publish(run: PublishRun, files: HeadFiles, target: TargetFiles) -> None:
     with replacing(Path(run.out)) as new:
         for name in record.files:
             shutil.copyfile(files.path / name, new / name)
-        write_record(new, record)
+        write_record(new, replace(record, accept_length=without_places(record.accept_length)))
         write_sealed_json(new / RESULTS, {"results": results})
         for name, text in texts.items():
             write_whole(new / name, text.encode())
@@ -76,16 +77,20 @@ def read_text(path: str, *, key: str) -> str:
         raise InputError(f"{key}={path} cannot be read as text ({error}); give another file") from None
 
 
+def without_places(measured: MeasuredAcceptLength | None) -> MeasuredAcceptLength | None:
+    return measured and replace(measured, prompts_from=from_here(measured.prompts_from))
+
+
 def from_here(value: Any) -> Any:
-    """Return plain values without secrets, and with paths written from the working directory or the home folder, which
-    tell nothing of this machine."""
+    """Return plain values with paths written from the working directory or the home folder, which tell nothing of this
+    machine."""
     if isinstance(value, Mapping):
         return {from_here(key): from_here(part) for key, part in value.items()}
     if isinstance(value, list):
         return [from_here(part) for part in value]
     if not isinstance(value, str):
         return value
-    home, shown = os.path.expanduser("~"), public(value).replace(f"{Path.cwd()}/", "")
+    home, shown = os.path.expanduser("~"), value.replace(f"{Path.cwd()}/", "")
     return shown.replace(f"{home}/", "~/") if home not in ("/", "~") else shown
 
 
@@ -142,7 +147,7 @@ def licences(run: PublishRun) -> str:
 
 def commands(made: str | None, results: Sequence[Mapping[str, Any]]) -> str:
     """Return the commands that made the head, and those of the measurements."""
-    before = [from_here(read_text(made, key="commands_file")).strip()] if made else []
+    before = [from_here(public(read_text(made, key="commands_file"))).strip()] if made else []
     return "\n".join([*before, *(result["command"] for result in results)])
 
 

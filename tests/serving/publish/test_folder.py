@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exported_head import export_head, record_of, tiny_facts, tiny_target
-from fitted_head import PROMPT, fitted_head
+from exported_head import export_head, record_of, tiny_facts, tiny_target, with_origin
+from fitted_head import LAYERS, PROMPT, fitted_head
 from huggingface_hub import ModelCard
 from published import as_dicts, require_numbers_of_results
 from serving_fixtures import serve_run
@@ -40,6 +40,7 @@ def head(target: Target, tmp_path: Path) -> Path:
     """An exported head of the bundled target, fitted to one of its answers, with its card."""
     fitted = fitted_head(target, PROMPT)
     trained = TrainedHead(fitted, record_of(fitted, target.identity, tiny_facts(target).config))
+    trained = with_origin(trained, capture_layers=LAYERS)
     export_head(trained, tmp_path / "head", versions={"torch": "2.9"})
     draft = Draft(head="head", algorithm="EAGLE3", steps=3, topk=1, draft_tokens=None)
     write_card(read_files(tmp_path / "head"), {"optim.lr": 0.003}, draft)
