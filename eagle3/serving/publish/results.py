@@ -67,16 +67,11 @@ def _served(result: Mapping[str, Any]) -> Iterator[list[str]]:
             if side == "plain":
                 continue
             server = result["server_info"][side]
-            prompts = f"{cell['prompt_set']}, {measured['requests']} requests, {cell['concurrency']} at a time"
+            load = f"{measured['requests']} requests, {cell['concurrency']} at a time"
+            prompts = f"{cell['prompt_set']}, {load}, at most {most} tokens"
+            shape, engine = _served_shape(server), f"SGLang {server['version']}"
             found = [number(measured["accept_length"]), _ratio(cell["speed_ups"].get(side))]
-            yield [
-                f"{prompts}, at most {most} tokens",
-                _served_shape(server),
-                asked,
-                result["machine"],
-                f"SGLang {server['version']}",
-                *found,
-            ]
+            yield [prompts, shape, asked, result["machine"], engine, *found]
 
 
 def _sampling(params: Mapping[str, Any]) -> str:
