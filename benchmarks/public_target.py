@@ -4,7 +4,7 @@
     make public-target ARGS=--fetch-only     # the target alone; prints target.path=FOLDER for the other commands
     make public-target ARGS="--prompts train.jsonl --held-out heldout.jsonl gsm8k.jsonl trainer=gpu"      # one GPU
     make public-target ARGS="--target qwen25_coder_1_5b --gguf FILE --prompts …"        # without the hub
-    make public-target ARGS="--prompts … --serve '{\\"python\\": \\"SGLANG/bin/python\\"}' trainer=gpu"   # also on SGLang
+    make public-target ARGS="--prompts … --serve '{\\"python\\": \\"SGLANG/bin/python\\"}' trainer=gpu"  # SGLang, too
 
 The end is WORK/NAME-EAGLE3, a folder to publish (`serve.py action=publish`): the head of seed 0, decoded in chains of 1
 to 8 (with --small of 3 and 7), and with --serve measured on SGLang, which a GPU serves without the head, then with it.

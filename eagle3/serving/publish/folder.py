@@ -102,8 +102,10 @@ def card(
 ) -> str:
     """Return the card of the export with the measurements before its first section, and more sections at its end."""
     found = ModelCard(read_text(str(files.path / CARD), key="head"), ignore_metadata_errors=True)
-    found.data.license, found.data.license_name, found.data.license_link = run.licenses.head.lower(), None, None
-    found.data.base_model = run.base_model or found.data.base_model
+    facts = {"license": run.licenses.head.lower(), "license_name": None, "license_link": None}
+    facts |= {"base_model": run.base_model} if run.base_model else {}
+    for key, value in facts.items():
+        found.data[key] = value
     intro, heading, rest = found.text.partition("\n## ")
     parts = [
         intro,
