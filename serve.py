@@ -9,6 +9,7 @@ python serve.py action=compare target.path=TARGET sweep=FOLDER prompts.path=FILE
 python serve.py action=launch target.path=TARGET head=HEAD steps=3             # SGLang; dry_run=true prints the command
 python serve.py action=bench target.path=TARGET head=HEAD steps=3 'bench.prompts={chat: FILE.jsonl}'   # a report
 python serve.py action=tune target.path=TARGET head=HEAD prompts.path=FILE.jsonl tune.concurrency=8   # the best flags
+python serve.py action=publish target.path=TARGET head=HEAD out=FOLDER 'results=[compare.json]' …    # for the hub
 """
 
 from eagle3 import interrupts

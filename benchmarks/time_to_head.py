@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from engine_rates import random_target
-from result import call, write_result
+from result import as_override, call, write_result
 from transformers import AutoTokenizer
 
 from eagle3.storage.files import read_json, write_json, write_jsonl
@@ -84,13 +84,6 @@ def commands(options: argparse.Namespace, target: Path) -> dict[str, list[str]]:
         "export": ["serve.py", "action=export", f"run={work}/run", f"head={work}/head", random_weights,
                    "check.min_accept_length=1.0", "check.max_difference=9", "limit=2", "max_new_tokens=16"],
     }  # fmt: skip
-
-
-def as_override(value: Any) -> str:
-    """Write a value as Hydra's command line takes it."""
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}: {as_override(each)}" for key, each in value.items()) + "}"
-    return json.dumps(value)
 
 
 def write_prompts(path: Path, target: Path, count: int) -> None:

@@ -8,12 +8,14 @@ A file of ways names feature stores with their overrides of precompute.py, and w
 `answers_of` makes other features of another store's answers, `init_from` starts from another way's head. Every way is
 trained with every seed, exported, and decodes every held-out file (`serve.py action=compare`). It is compared with the
 first way: differences of pairs of one seed have an interval over prompts, their mean has one over seeds (Student's t).
-Stores, heads and comparisons that DIR holds are not made again, and a training that was stopped is resumed.
+Stores, heads and comparisons that DIR holds are not made again, and a training that was stopped is resumed. Next to
+each store and head, a .txt of its name has the commands that made it.
 """
 
 import argparse
 import json
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,22 +49,9 @@ class Way:
     init_from: str | None = None
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ways", type=Path, help="YAML: `stores`, `ways`, and overrides of all, `precompute`, `train`")
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--prompts", default=f"{ASSETS}/prompts/train.jsonl")
-    parser.add_argument("--target", default=f"{ASSETS}/tiny")
-    parser.add_argument("--held-out", nargs="+", default=[f"{ASSETS}/prompts/heldout.jsonl"])
-    parser.add_argument("--limit", type=int, default=400, help="held-out prompts of each file")
-    parser.add_argument("--samplings", default="[{temperature: 0}]", help="as compare.samplings; 0: greedy")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--jobs", type=int, default=1, help="comparisons at the same time; trainings on one GPU can end each other"
-    )
-    parser.add_argument("overrides", nargs="*", help="of train.py for every way, e.g. trainer.max_epochs=1")
-    options = parser.parse_intermixed_args(arguments)
+def main(arguments: list[str]) -> dict[tuple[str, int], Path]:
+    """Return the heads by way and seed, the first way's with seed 0 first."""
+    options = parsed(arguments)
     folder, file = options.folder.resolve(), yaml.safe_load(options.ways.read_text())
     stores = {name: Store(**(given or {})) for name, given in file["stores"].items()}
     ways = {name: Way(**{"stores": [*stores][:1]} | (given or {})) for name, given in file["ways"].items()}
@@ -76,6 +65,36 @@ def main(arguments: list[str]) -> None:
     result = {"target": Path(options.target).name, "ways": file, "stores": facts, **summary(seeds)}
     written = write_result(options.out, result)
     print(json.dumps(written["changes"] if len(ways) > 1 else written["seeds"], indent=1))
+    return heads
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ways", type=Path, help="YAML: `stores`, `ways`, and overrides of all, `precompute`, `train`")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--prompts", default=f"{ASSETS}/prompts/train.jsonl")
+    parser.add_argument("--target", default=f"{ASSETS}/tiny")
+    parser.add_argument("--held-out", nargs="+", default=[f"{ASSETS}/prompts/heldout.jsonl"])
+    parser.add_argument("--limit", type=int, default=400, help="held-out prompts of each file")
+    parser.add_argument("--samplings", default="[{temperature: 0}]", help="as compare.samplings; 0: greedy")
+    parser.add_argument("--shapes", help="as compare.shapes; its default is that of conf/action/compare.yaml")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="comparisons at the same time; trainings on one GPU can end each other"
+    )
+    parser.add_argument("overrides", nargs="*", help="of train.py for every way, e.g. trainer.max_epochs=1")
+    options = parser.parse_intermixed_args(arguments)
+    options.overrides += [word for word in options.held_out if "=" in word]  # argparse takes all words up to an option
+    options.held_out = [word for word in options.held_out if "=" not in word]
+    return options
+
+
+def make(made: Path, *command: str) -> None:
+    """Run a script, then add its command to the .txt of what it has made."""
+    call(*command)
+    with made.with_name(f"{made.name}.txt").open("a") as file:
+        file.write(shlex.join(["python", *command]).replace(f"{ROOT}/", "") + "\n")
 
 
 def make_store(folder: Path, name: str, store: Store, overrides: Sequence[str], options: argparse.Namespace) -> None:
@@ -89,8 +108,8 @@ def make_store(folder: Path, name: str, store: Store, overrides: Sequence[str], 
         for part in ("prompts", "answers"):
             if not (data / part).exists():
                 (data / part).symlink_to(folder / file_name(store.answers_of) / part)
-    call(
-        "precompute.py", f"target.path={options.target}", f"prompts.path={options.prompts}", f"out_dir={data}",
+    make(
+        data, "precompute.py", f"target.path={options.target}", f"prompts.path={options.prompts}", f"out_dir={data}",
         f"stages=[{','.join(stages)}]", *overrides,
     )  # fmt: skip
 
@@ -114,9 +133,10 @@ def trained(
         start = [f"init_from={heads[way.init_from, seed]}"] if way.init_from else []
         own = [f"data.path=[{stores}]", *general, *way.overrides, *start, f"seed={seed}"]
         if not (run / "result.json").exists():
-            call("train.py", *own, f"hydra.run.dir={run}", "callbacks.progress=null", "ckpt_path=auto")
+            head.parent.mkdir(exist_ok=True)
+            make(head, "train.py", *own, f"hydra.run.dir={run}", "callbacks.progress=null", "ckpt_path=auto")
         if not head.exists():
-            call("serve.py", "action=export", f"run={run}", f"head={head}", "limit=2", "max_new_tokens=16")
+            make(head, "serve.py", "action=export", f"run={run}", f"head={head}", "limit=2", "max_new_tokens=16")
 
     for run in sorted(runs, key=lambda run: bool(ways[run[0]].init_from)):
         train(*run)
@@ -142,6 +162,7 @@ def compared(run: Path, heads: Mapping[str, Path], held_out: Path, options: argp
             "serve.py", "action=compare", f"target.path={options.target}",
             f"heads=[{','.join(map(str, heads.values()))}]", f"prompts.path={held_out}",
             f"limit={options.limit}", f"compare.samplings={options.samplings}", f"hydra.run.dir={run}",
+            *([f"compare.shapes={options.shapes}"] if options.shapes else []),
         )  # fmt: skip
     found: dict[str, Any] = {}
     report = json.loads((run / "compare.json").read_text())

@@ -38,6 +38,7 @@ OPTIONS = [
     ("serve", "action=compare", "logger=wandb"),
     ("serve", "action=bench"),
     ("serve", "action=tune"),
+    ("serve", "action=publish"),
 ]
 
 

@@ -31,9 +31,10 @@ from eagle3.serving.check.fresh import write_checked
 from eagle3.serving.check.origin import warn_of_precision
 from eagle3.serving.check.prompts import file_prompts, longest_prompt, prompt_source
 from eagle3.serving.compare.heads import head_folders, require_comparable
-from eagle3.serving.compare.run import compare
+from eagle3.serving.compare.run import compare, facts_of
 from eagle3.serving.compare.sweep import compare_sweep
 from eagle3.serving.head import export
+from eagle3.serving.publish.folder import WRITTEN, publish, require_exported
 from eagle3.serving.server.launch import launch
 from eagle3.serving.show.page import show
 from eagle3.settings.serving import (
@@ -46,6 +47,7 @@ from eagle3.settings.serving import (
     Decoding,
     ExportRun,
     LaunchRun,
+    PublishRun,
     ShowRun,
     TuneRun,
 )
@@ -76,6 +78,7 @@ def end_line(run: Common, seconds: float) -> str:
         "compare": f"{output_dir()}/compare.md",
         "bench": f"{output_dir()}/report.md",
         "tune": f"{output_dir()}/tune.md",
+        "publish": run.out if isinstance(run, PublishRun) else None,
     }.get(run.action, f"action={run.action}")
     following = None
     if isinstance(run, DecodeRun):
@@ -170,7 +173,7 @@ def launch_server(run: LaunchRun) -> None:
             f"leave it out"
         )
     drafts = adaptive_draft(run) or draft(run)
-    launch(run.launch, read_server_target(run), drafts, dry_run=run.dry_run, folder=output_dir())
+    launch(run.launch, read_target(run), drafts, dry_run=run.dry_run, folder=output_dir())
 
 
 def bench_servers(run: BenchRun) -> None:
@@ -180,7 +183,7 @@ def bench_servers(run: BenchRun) -> None:
 
     if run.head is None and not run.bench.urls:
         raise InputError(f"head is not set; give the folder of an exported head, made by: {MAKE_HEAD}")
-    target = read_server_target(run)
+    target = read_target(run)
     paths = run.bench.prompts or ({"prompts": run.prompts.path} if run.prompts.path is not None else {})
     chat = build_chat(run.chat, target)
     prompts = served_prompts(run, paths, target, chat, steps=run.steps)
@@ -190,7 +193,7 @@ def bench_servers(run: BenchRun) -> None:
         target,
         {"plain": None, "head": draft(run), "adaptive": adaptive_draft(run)},
         BenchPlan(run.bench, prompts, sampling | dict(run.bench.sampling or {})),
-        origin=result_facts(),
+        origin=result_facts() | ({"heads": {Path(run.head).name: facts_of(Path(run.head))}} if run.head else {}),
         folder=output_dir(),
         dry_run=run.dry_run,
     )
@@ -216,6 +219,15 @@ def tune_head(run: TuneRun) -> None:
     )
 
 
+def publish_head(run: PublishRun) -> None:
+    export.require_replaceable(Path(run.out), setting="out", besides=WRITTEN)
+    files = read_files(run.head)
+    recorded = require_exported(files).origin.target
+    if run.target.path is None:
+        run = replace(run, target=replace(run.target, path=recorded.name, revision=recorded.revision))
+    publish(run, files, read_target(run))
+
+
 def served_prompts(
     run: BenchRun | TuneRun, paths: Mapping[str, str], target: TargetFiles, chat: Chat, *, steps: int
 ) -> dict[str, list[list[int]]]:
@@ -224,7 +236,7 @@ def served_prompts(
 
     context = target.text_config.max_position_embeddings
     room = longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=steps)
-    return prompt_sets(chat, paths, split=run.prompts.split, limit=run.limit, max_length=room)
+    return prompt_sets(chat, paths, run.prompts, limit=run.limit, max_length=room)
 
 
 def draft(run: LaunchRun) -> Draft | None:
@@ -258,11 +270,11 @@ def build_draft(run: LaunchRun | DecodeRun, algorithm: str | None) -> Draft:
     )
 
 
-def read_server_target(run: LaunchRun) -> TargetFiles:
-    """Read the target's files; a server loads its weights, so keys for loading it here are warned of."""
+def read_target(run: LaunchRun | PublishRun) -> TargetFiles:
+    """Read the target's files for an action that does not load its weights, and warn of the keys for loading them."""
     for key in ("target.dtype", "target.device", "target.attention", "target.check_health"):
         if key in given_keys():
-            log.warning("%s has no effect on action=%s, for which a server loads the target", key, run.action)
+            log.warning("%s has no effect on action=%s, which does not load the target itself", key, run.action)
     return read_target_files(**vars(run.target))
 
 
@@ -297,4 +309,5 @@ DO: dict[str, Callable[[Any], None]] = {
     "launch": launch_server,
     "bench": bench_servers,
     "tune": tune_head,
+    "publish": publish_head,
 }

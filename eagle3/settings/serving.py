@@ -13,6 +13,7 @@ from eagle3.errors import InputError
 from eagle3.settings.engine import Address, DraftTokens, DraftWindow, LaunchSettings, Seconds, Steps, Temperature, TopK
 from eagle3.settings.parts import Part
 from eagle3.settings.precomputing import ChatSettings, TargetSettings
+from eagle3.settings.prompts import Fields
 from eagle3.settings.types import Count, CountOrZero, NotNegative, Seed, Settings, Text, fault
 
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
@@ -27,6 +28,7 @@ class PromptFile(Settings):
 
     path: Text | None
     split: Text | None
+    fields: Fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,6 +301,29 @@ class TuneRun(Servers, OnPrompts, AnswerSettings):
     tune: TuneSettings
 
 
+@dataclass(frozen=True, kw_only=True)
+class Licenses(Settings):
+    """Licences of a head and of its target, with files of their texts."""
+
+    head: Text
+    head_file: Text
+    target: Text
+    target_file: Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishRun(Common):
+    """A folder to publish."""
+
+    head: Text
+    out: Text
+    results: Annotated[list[Text], Field(min_length=1)]
+    licenses: Licenses
+    base_model: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None
+    commands_file: Text | None
+    notes_file: Text | None
+
+
 ACTIONS: dict[str, Any] = {
     "export": ExportRun,
     "check": CheckRun,
@@ -308,4 +333,5 @@ ACTIONS: dict[str, Any] = {
     "launch": LaunchRun,
     "bench": BenchRun,
     "tune": TuneRun,
+    "publish": PublishRun,
 }

@@ -4,7 +4,7 @@ import random
 
 import pytest
 from scipy import stats
-from training_ways import change, summary
+from training_ways import change, parsed, summary
 
 
 def test_a_change_is_a_mean_of_pairs_with_students_interval() -> None:
@@ -17,6 +17,11 @@ def test_a_change_is_a_mean_of_pairs_with_students_interval() -> None:
     assert found["accept_length_change"] == pytest.approx(sum(shares) / 5)
     assert found["interval"] == pytest.approx([low, high])
     assert change(base[:1], other[:1]) == {"accept_length_change": pytest.approx(shares[0]), "interval": None}
+
+
+def test_overrides_may_follow_the_held_out_files() -> None:
+    options = parsed(["ways.yaml", "--folder=F", "--out=O", "--held-out", "a.jsonl", "b.jsonl", "trainer=gpu"])
+    assert (options.held_out, options.overrides) == (["a.jsonl", "b.jsonl"], ["trainer=gpu"])
 
 
 def test_ways_are_held_against_the_first_seed_by_seed() -> None:

@@ -142,6 +142,12 @@ class Layout:
         """Whether attachments of any name are refused: not where `prompts.fields.attachments` names its own."""
         return self.fields["attachments"] == FIELDS["attachments"]
 
+    @property
+    def grouped_by(self) -> str | None:
+        """The column that `prompts.fields.source` names instead of the usual ones; None where it is not set."""
+        names = self.fields["source"]
+        return None if names == FIELDS["source"] else ", ".join(names)
+
     def is_of_turn(self, name: str) -> bool:
         """Tell whether a turn's key is looked for."""
         return any(name in self.fields[kind] for kind in (*OF_TURNS, "attachments"))

@@ -3,6 +3,7 @@
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,16 @@ log = logging.getLogger(__name__)
 
 
 def prompt_sets(
-    chat: Chat, paths: Mapping[str, str], *, split: str | None, limit: int | None, max_length: int
+    chat: Chat, paths: Mapping[str, str], settings: PromptFile, *, limit: int | None, max_length: int
 ) -> dict[str, list[list[int]]]:
-    """Return the token ids of each set; longer prompts than `max_length` are left out and counted in the log."""
+    """Return the token ids of each set; longer prompts than `max_length` are left out and counted in the log.
+
+    `settings` say how each path is read; their own path does not count."""
     if not paths:
         raise InputError("bench.prompts and prompts.path are not set; try bench.prompts={chat: FILE.jsonl}")
     sets = {}
     for name, path in paths.items():
-        source = prompt_source(PromptFile(path=path, split=split))
+        source = prompt_source(replace(settings, path=path))
         assert source is not None
         found = file_prompts(chat, source, limit=limit, max_length=max_length)
         log.info(f"{name}: {len(found.prompts)} prompts of {path}, left out: {found.left_out or 'none'}")

@@ -58,7 +58,12 @@ def file_prompts(chat: Chat, source: Source, *, limit: int | None, max_length: i
     conversations = _first_turns((found for _, found in read_prompts(source)), left_out)
     prompts = _encoded(chat, conversations, left_out)
     path = source.path.removeprefix(f"{Path.cwd()}/")  # below the working directory as the user may have typed it
-    return _prompt_set(f"prompts.path={path}", prompts, left_out, max_length, limit)
+    found = _prompt_set(f"prompts.path={path}", prompts, left_out, max_length, limit)
+    if (column := source.shape.grouped_by) and {*found.sources} == {source.name}:
+        raise InputError(
+            f"prompts.fields={{source: {column}}}: no prompt of {path} has that column; name one of its own"
+        )
+    return found
 
 
 def question_prompts(chat: Chat, questions: list[str], *, max_length: int) -> PromptSet:

@@ -95,7 +95,7 @@ def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: T
         f"A draft head guesses the next tokens of {target}, which verifies all of them in one pass. The output is the "
         "target's own; it arrives sooner. (In bf16 near-ties flip, so texts can differ.) The head is of no use alone, "
         "or with another target.",
-        f"## Serve it\n\n{summary(files)}.\n\n{commands(files, target, draft)}".rstrip(),
+        f"## Serve it\n\n{summary(files)}. `HEAD` is this folder.\n\n{commands(files, target, draft)}".rstrip(),
         f"## Accept length\n\nTokens per pass of the target; 1 without a head.\n\n{accept_lengths(record)}",
         f"## Training data\n\n{about_data(data)}",
         f"## Training\n\n{table(['setting', 'value'], sorted(searchable(settings).items()))}",
@@ -113,7 +113,7 @@ def license_of(data: TrainingData | None) -> str | None:
 
 
 def commands(files: HeadFiles, target: str, draft: Draft) -> str:
-    head = Path(draft.head).name
+    head = "HEAD"
     flags = shlex.join(words_of(draft_flags(replace(draft, head=head))))
     speculative = json.dumps({"method": "eagle3", "model": head, "num_speculative_tokens": draft.steps})
     lines = {

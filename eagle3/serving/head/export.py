@@ -1,5 +1,6 @@
 """Lightning checkpoint → exported head: its files as a server reads them, and training.json: where it comes from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -121,15 +122,16 @@ def write_head(trained: TrainedHead, folder: Path, *, versions: dict[str, str]) 
     return replace(files, record=record)
 
 
-def require_replaceable(directory: Path) -> None:
-    """Raise InputError unless `directory` is absent, empty or an exported head, and nothing else is in it."""
-    require_free_place(directory, setting="head")
+def require_replaceable(directory: Path, *, setting: str = "head", besides: Sequence[str] = ()) -> None:
+    """Raise InputError unless `directory` is absent, empty or an exported head, and nothing else is in it, `besides`
+    files of these names."""
+    require_free_place(directory, setting=setting)
     empty = directory.is_dir() and not any(directory.iterdir())
     if directory.exists() and not empty and not is_exported_head(directory):
-        raise InputError(f"head={directory} exists and is no exported head: it is left alone; name another folder")
+        raise InputError(f"{setting}={directory} exists and is no exported head: it is left alone; name another folder")
     found = {path.name for path in directory.glob("*") if path.suffix != ".safetensors"}
-    if others := sorted(found - {"config.json", "training.json", "README.md", INDEX}):
+    if others := sorted(found - {"config.json", "training.json", "README.md", INDEX, *besides}):
         raise InputError(
-            f"head={directory} also holds {', '.join(others[:3])}, which no export wrote: it is left alone; move that, "
-            f"or name another folder"
+            f"{setting}={directory} also holds {', '.join(others[:3])}, which no export wrote: it is left alone; move "
+            f"that, or name another folder"
         )

@@ -21,8 +21,8 @@ from eagle3.serving.bench.loads import RESULTS, BenchPlan, MeasuredLoad, read_re
 from eagle3.serving.bench.run import bench, bench_commands, find_notes, gather_facts, prompt_sets
 from eagle3.serving.server.load import LoadResult
 from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.serving import Side
-from eagle3.storage.files import read_json
+from eagle3.settings.serving import PromptFile, Side
+from eagle3.storage.files import read_json, sha256_file
 from eagle3.target.files import TargetFiles
 
 TINY = ASSETS / "tiny"
@@ -97,16 +97,18 @@ def test_dry_run_looks_at_the_head_prints_the_commands_and_starts_nothing(
     bench(settings, target_files, drafts, BenchPlan(urls, {}, {}), dry_run=True, **rest)  # which nobody starts
 
 
-def test_requests_end_where_the_answers_of_training_end(
+def test_requests_end_where_the_answers_of_training_end_and_the_result_names_the_head(
     tmp_path: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with a token that the target does not name itself: a server knows only generation_config.json."""
-    asked: list[BenchPlan] = []
-    monkeypatch.setattr("eagle3.serving.bench.run.bench", lambda *given, **_: asked.append(given[3]))
+    asked: list[tuple[BenchPlan, Any]] = []
+    monkeypatch.setattr("eagle3.serving.bench.run.bench", lambda *given, **more: asked.append((given[3], more)))
     given = (f"target.path={TINY}", f"head={exported}", f"prompts.path={PROMPTS}", "chat.stop_tokens=['<|im_start|>']")
     call_script("serve", "action=bench", *given, "limit=2", output_dir=tmp_path / "out")
-    [planned] = asked
+    [(planned, more)] = asked
     assert planned.sampling["stop_token_ids"] == [1, 2]
+    weights = {"model.safetensors": sha256_file(exported / "model.safetensors")}
+    assert more["origin"]["heads"] == {"head": {"path": str(exported), "sha256": weights}}
 
 
 def test_what_makes_numbers_less_comparable_is_noted(measured: tuple[Path, dict]) -> None:
@@ -155,7 +157,8 @@ def test_the_report_holds_no_variable_of_the_environment(
 
 def test_prompt_sets_are_rendered_by_the_targets_template(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "Grüße?"}\n{"prompt": "' + "long " * 500 + '"}\n')
-    found = prompt_sets(chat, {"a": str(tmp_path / "a.jsonl")}, split="train", limit=None, max_length=200)
+    settings = PromptFile(path=None, split=None, fields={})
+    found = prompt_sets(chat, {"a": str(tmp_path / "a.jsonl")}, settings, limit=None, max_length=200)
     assert found == {"a": [chat.prompt_ids([{"role": "user", "content": "Grüße?"}])]}
     with pytest.raises(InputError, match=r"try bench\.prompts="):
-        prompt_sets(chat, {}, split="train", limit=None, max_length=200)
+        prompt_sets(chat, {}, settings, limit=None, max_length=200)

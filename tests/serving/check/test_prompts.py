@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from exported_head import FINGERPRINT, origin_of, tiny_chat
 from stores import TARGET_CONFIG, grow_store, open_store, random_samples
@@ -57,7 +59,7 @@ def test_prompts_of_every_shape_are_measured_up_to_the_first_user_turn(
         {"prompt": "word " * 4096},
     ]
     write_jsonl(tmp_path / "rows.jsonl", rows)
-    source = prompt_source(PromptFile(path=str(tmp_path / "rows.jsonl"), split=None))
+    source = prompt_source(PromptFile(path=str(tmp_path / "rows.jsonl"), split=None, fields={}))
     measurer = make_measurer(source=source, limit=None)
     found = measurer.prompts(None)
     assert found.prompts == [measurer.chat.prompt_ids([{"role": "user", "content": "Hi"}])] * 4
@@ -75,7 +77,7 @@ def test_prompts_of_a_file_are_rendered_with_their_own_variables_and_tools(tmp_p
     rows += [{"prompt": "Hi", "tools": [{"name": "look_up"}]}]
     write_jsonl(tmp_path / "rows.jsonl", rows)
     source, chat = (
-        prompt_source(PromptFile(path=str(tmp_path / "rows.jsonl"), split=None)),
+        prompt_source(PromptFile(path=str(tmp_path / "rows.jsonl"), split=None, fields={})),
         tiny_chat(template=str(tmp_path / "modes.jinja")),
     )
     assert source is not None
@@ -87,3 +89,22 @@ def test_the_longest_prompt_leaves_room_for_its_answer_the_drafts_and_the_token_
     assert longest_prompt(100, max_new_tokens=20, steps=7) == 100 - 20 - 7 - 1
     with pytest.raises(InputError, match=r"max_new_tokens=20 and 7 drafts leave no room .* context of 28 tokens; set"):
         longest_prompt(28, max_new_tokens=20, steps=7)
+
+
+def test_a_column_of_the_users_choice_groups_the_prompts(tmp_path: Path) -> None:
+    """As SPEED-Bench's categories, in its columns: `source` is there too, and says something else."""
+    rows = [
+        {"question_id": str(number), "category": category, "turns": [f"Question {number}", "And then?"], "source": web}
+        for number, (category, web) in enumerate([("coding", "a"), ("math", "a"), ("math", "b")])
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "test.parquet")
+
+    def sources(**fields: str) -> list[str]:
+        source = prompt_source(PromptFile(path=str(tmp_path / "test.parquet"), split=None, fields=fields))
+        assert source is not None
+        return file_prompts(tiny_chat(), source, limit=None, max_length=99).sources
+
+    assert sources(source="category") == ["coding", "math", "math"]
+    assert sources() == ["a", "a", "b"]
+    with pytest.raises(InputError, match=r"prompts\.fields=\{source: categry\}: no prompt of .*test\.parquet has that"):
+        sources(source="categry")

@@ -102,7 +102,7 @@ def test_the_command_has_the_flags_that_launch_gives(files: HeadFiles) -> None:
     words = launch_command(defaults.launch(), target="T", revision=None, draft=DRAFT)
     flags = dict(pairwise(words))
     for flag in (word for word in words if word.startswith("--speculative")):
-        value = "first" if flag.endswith("path") else flags[flag]
+        value = "HEAD" if flag.endswith("path") else flags[flag]
         assert f"{flag} {value}" in text
 
 

@@ -1,0 +1,1 @@
+"""A folder that is ready to publish: an exported head with its measurements, licences and hashes."""
