@@ -125,13 +125,15 @@ class TargetPrompts:
     def grow(self, kept: int, wanted: int, refused: Counter[str]) -> None:
         if not self.store.is_unfinished:
             self.store.begin(self._samples(kept, wanted, refused))
+        elif not self.store.files:  # fewer prompts may be wanted than when the first round began
+            self.store.shorten(first_samples(wanted))
         self.gain = Gain(kept, self.store.rounds[-1].samples)
         self._sample()
 
     def _samples(self, kept: int, wanted: int, refused: Counter[str]) -> int:
         """Return the size of the next round. Raises InputError if the last one brought too little."""
         if not self.store.samples:
-            return max(LEAST_SAMPLES, math.ceil(wanted / FIRST_SHARE))
+            return first_samples(wanted)
         share = kept / self.store.samples
         if self.gain is not None:
             share = (kept - self.gain.kept_before) / self.gain.samples
@@ -177,6 +179,11 @@ class TargetPrompts:
     def _row(self, number: Any, result: dict[str, Any]) -> Row:
         origin = {"source": NAME, "written_by": self.name, "seed": self.own.seed}
         return {"id": f"{number:07d}", "number": number, **origin, **result}
+
+
+def first_samples(wanted: int) -> int:
+    """Return the size of the first round."""
+    return max(LEAST_SAMPLES, math.ceil(wanted / FIRST_SHARE))
 
 
 def _no_answers(failed: list[Row], done: int) -> InputError:

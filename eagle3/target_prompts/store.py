@@ -70,6 +70,13 @@ class SampleStore:
         self.unfinished.unlink(missing_ok=True)  # of a round that was finished and killed before this
         self._write([*self.rounds, Round(samples=samples, sha256=None)])
 
+    def shorten(self, samples: int) -> None:
+        """Let the unfinished round end after so many samples, or after the last one on disk if that is later."""
+        begin = self.samples - self.rounds[-1].samples
+        made = max((row["number"] + 1 - begin for row in self._rows()), default=0)
+        shorter = min(self.rounds[-1].samples, max(samples, made))
+        self._write([*self.rounds[:-1], replace(self.rounds[-1], samples=shorter)])
+
     def missing(self) -> list[int]:
         """Return the numbers of the unfinished round's samples that are not on disk."""
         done = {row["number"] for row in self._rows()}

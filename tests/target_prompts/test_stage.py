@@ -167,6 +167,26 @@ def test_a_run_that_is_stopped_at_any_sample_resumes_with_each_sample_once(
     assert files_of(resumed) == files_of(expected) and prompts_of(resumed) == prompts_of(expected)
 
 
+def test_a_limit_that_was_lowered_shortens_the_round_that_was_stopped(
+    run: Run, monkeypatch: pytest.MonkeyPatch, sampled: list[int]
+) -> None:
+    noted = eagle3.answers.huggingface.generate
+
+    def stops(*given: Any, **options: Any) -> Any:
+        if sampled:
+            raise KeyboardInterrupt
+        return noted(*given, **options)
+
+    window = ("answers.window=8", "answers.batch_size=8")
+    with monkeypatch.context() as first, pytest.raises((KeyboardInterrupt, SystemExit)):
+        first.setattr(eagle3.answers.huggingface, "generate", stops)
+        run("prompts.limit=200", *window)
+    out_dir = run("prompts.limit=12", *window)
+    assert len(sampled) == len(set(sampled)) == len(samples_of(out_dir))
+    assert len([*read_jsonl(out_dir / "target_prompts" / "round-0000.jsonl")]) == 15  # 12 / FIRST_SHARE, not 250
+    assert len(prompts_of(out_dir)) == 12
+
+
 def own_prompts(folder: Path, count: int) -> Path:
     lines = [*read_jsonl(ASSETS / "prompts" / "train.jsonl")][:count]
     write_jsonl(folder / "own.jsonl", lines)
