@@ -5,7 +5,7 @@ answer's own token. The trained head drafts by the unroll, from the stored featu
 drafts as in decoding, from states that the target gives here. A wrong layer, norm, vocabulary map or RoPE, and a target
 that is not the one of the training, cost accept length on one side only.
 
-Shapes: R anchors, one for each round that may begin.
+Shapes: K steps, R anchors: places where a round may begin.
 """
 
 import math
@@ -14,8 +14,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from eagle3.data.pack import pack_samples
 from eagle3.decoding.paired import Gains, accept_length, difference
@@ -31,6 +29,7 @@ from eagle3.head.simulate_decoding import rounds_of_turn
 from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.finding import Finding
 from eagle3.head_files.format import draft_head
+from eagle3.progress import Bar
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.prompts import held_out_samples
 from eagle3.serving.report import with_error
@@ -45,15 +44,18 @@ def check_as_trained(files: HeadFiles, measurer: Measurer, trained: Head | None 
         return Finding(CHECK, "skipped", "nothing in the folder says which answers the head was trained on")
     target, steps = measurer.target, measurer.decoding.steps
     exported, layers = draft_head(files, target.embedding.dtype), files.served_layers(len(target.layers))
+    speculator, trained = Speculator(target, exported, layers), (trained or exported).to(target.device)
+    then, now = [], []
     try:
-        samples = [*first_answers(held_out_samples(files.record.origin), measurer)]
+        samples = first_answers(held_out_samples(files.record.origin), measurer)
+        for sample in Bar(samples, desc="as trained", unit="answer", total=measurer.limit):
+            then.append(unrolled(trained, target, sample, steps))
+            now.append(replayed(speculator, sample, steps))
     except InputError as reason:  # the head was copied without its store
         return Finding(CHECK, "skipped", str(reason))
-    if not samples:
+    if not then:
         return Finding(CHECK, "skipped", "no held-out answer of the training has two tokens and fits")
-    then = unrolled(trained or exported, target, samples, steps)
-    now = replayed(Speculator(target, exported, layers), samples, steps)
-    return judged(measurer, now, then)
+    return judged(measurer, gains(now), gains(then))
 
 
 def judged(measurer: Measurer, now: Gains, then: Gains) -> Finding:
@@ -78,7 +80,7 @@ def first_answers(samples: Iterator[Sample], measurer: Measurer) -> Iterator[Sam
     `max_new_tokens`."""
     found = 0
     for sample in samples:
-        begin, end = [*answers_of(sample.turns), (0, 0)][0]
+        begin, end = next(iter(answers_of(sample.turns)), (0, 0))
         end = min(end, begin + measurer.decoding.max_new_tokens)
         if not (0 < begin <= measurer.room and end - begin > 1):
             continue
@@ -90,45 +92,29 @@ def first_answers(samples: Iterator[Sample], measurer: Measurer) -> Iterator[Sam
 
 
 @torch.inference_mode()
-def unrolled(head: Head, target: Target, samples: Sequence[Sample], steps: int) -> Gains:
-    """Return what the unroll accepts, from the stored features."""
-    kind, embedding = kind_named(head.kind), target.embedding
-    head = head.to(target.device)
-    rounds = []
-    for sample in samples:
-        pack = pack_samples([sample], anchors_in_step=1, samples_in_step=1)
-        batch = kind.prepare(pack, steps).to(target.device)
-        states = batch.pack.aux_hidden_states.to(embedding.dtype)
-        batch = replace(batch, pack=replace(batch.pack, aux_hidden_states=states))
-        outputs = kind.unroll(head, embedding, batch, steps, KernelPlan())
-        drafts = head.draft_ids[torch.stack([head.logits(output).argmax(-1) for output in outputs])]  # (K, R)
-        step = torch.arange(steps, device=target.device)[:, None]
-        ids = batch.pack.input_ids
-        right = drafts == ids[(batch.anchors + 2 + step).clamp(max=len(ids) - 1)]
-        rounds.append(rounds_of((right & (step < batch.anchor_steps)).long().cumprod(0).sum(0)))
-    return gains(rounds)
+def unrolled(head: Head, target: Target, sample: Sample, steps: int) -> list[int]:
+    """Return how many drafts each round of the answer accepts, by the unroll from the stored features."""
+    kind = kind_named(head.kind)
+    batch = kind.prepare(pack_samples([sample], anchors_in_step=1, samples_in_step=1), steps).to(target.device)
+    states = batch.pack.aux_hidden_states.to(target.embedding.dtype)
+    batch = replace(batch, pack=replace(batch.pack, aux_hidden_states=states))
+    outputs = kind.unroll(head, target.embedding, batch, steps, KernelPlan())
+    drafts = head.draft_ids[torch.stack([head.logits(output).argmax(-1) for output in outputs])]  # (K, R)
+    ids, step = batch.pack.input_ids, torch.arange(steps, device=target.device)[:, None]
+    right = drafts == ids[(batch.anchors + 2 + step).clamp(max=len(ids) - 1)]
+    accepted = (right & (step < batch.anchor_steps)).long().cumprod(0).sum(0)  # (R,)
+    return rounds_of_turn(accepted.tolist())
 
 
-def replayed(speculator: Speculator, samples: Sequence[Sample], steps: int) -> Gains:
-    """Return what decoding accepts along the same answers, from the target's own states."""
-    answers = [answered(sample, steps) for sample in samples]
-    [recorded] = record(speculator, answers, steps=steps, topks=[1]).places.values()
-    rounds = []
-    for places in recorded:
-        accepted = (places[:, steps - 1] < steps).sum(1)
-        left = torch.arange(len(accepted), 0, -1)  # in the answer: drafts past its end do not count
-        rounds.append(rounds_of(torch.minimum(accepted, left)))
-    return gains(rounds)
-
-
-def answered(sample: Sample, steps: int) -> Answered:
+def replayed(speculator: Speculator, sample: Sample, steps: int) -> list[int]:
+    """Return the same by decoding, from the target's own states."""
     [(begin, end)] = answers_of(sample.turns)
     ids = sample.input_ids.tolist()
-    return Answered(ids[:begin], ids[begin:end], beyond=[0] * steps, stopped=False)
-
-
-def rounds_of(accepted: Int[Tensor, " R"]) -> list[int]:
-    return rounds_of_turn(accepted.tolist())
+    answer = Answered(ids[:begin], ids[begin:end], beyond=[0] * steps, stopped=False)
+    [places] = record(speculator, [answer], steps=steps, topks=[1]).places[1]
+    accepted = (places[:, steps - 1] < steps).sum(1)  # (R,)
+    left = torch.arange(len(accepted), 0, -1)  # tokens of the answer: drafts past its end do not count
+    return rounds_of_turn(torch.minimum(accepted, left).tolist())
 
 
 def gains(rounds: Sequence[list[int]]) -> Gains:
