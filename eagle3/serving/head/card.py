@@ -132,7 +132,8 @@ def accept_lengths(record: HeadRecord) -> str:
     rows: list[tuple[Any, ...]] = []
     if measured := record.accept_length:
         where = "held-out prompts of the training data" if measured.from_validation else "other prompts"
-        how = f"{measured.prompts} {where}, decoded at temperature {measured.temperature:g} in {measured.dtype}"
+        talks = f" of {measured.conversations} conversations" if measured.conversations is not None else ""
+        how = f"{measured.prompts} {where}{talks}, decoded at temperature {measured.temperature:g} in {measured.dtype}"
         shape = f"{measured.steps} drafts in a row" if measured.topk == 1 else f"tree of {measured.draft_tokens} tokens"
         shape += f", window of {measured.draft_window}" if measured.draft_window else ""
         rows.append((shape, with_error(measured.accept_length, measured.standard_error), how))

@@ -23,7 +23,7 @@ def test_the_report_has_the_decoders_accept_length_and_a_verdict_for_each_set(
     cells = read_json(tmp_path / "results.json", made_by="this test")["cells"]
     [cell] = [cell for cell in cells if (cell["prompt_set"], cell["concurrency"]) == ("chat", 1)]
     decoder = Speculator(small_target(), small_head(), LAYERS)
-    made = [decoder.decode(prompt, max_new_tokens=NEW_TOKENS, **TREE) for prompt in SETS["chat"]]
+    made = [decoder.decode(turn.ids, max_new_tokens=NEW_TOKENS, **TREE) for turn in SETS["chat"]]
     verifications = sum(one.verifications for one in made)
     per_depth = [sum(one.accepted[depth] for one in made) / verifications for depth in range(3)]
     assert cell["sides"]["head"]["per_depth"] == pytest.approx([share for share in per_depth if share])
