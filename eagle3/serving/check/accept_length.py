@@ -94,7 +94,8 @@ class Measurer(CheckSettings):
         window = f" draft_window={result.draft_window}" if result.draft_window else ""
         summary = (
             f"{with_error(result.accept_length, result.standard_error)} at steps={result.steps} topk={result.topk}"
-            f"{window} on {measured_on(result)}"
+            f"{window} on {result.prompts} prompts of {result.conversations} conversations ({result.prompts_from}, "
+            f"prompts.turns={result.turns})"
         )
         if result.accept_length < self.min_accept_length:
             fix = (
@@ -146,12 +147,6 @@ class Measurer(CheckSettings):
             return "warning", basis, f"it followed whole answers as the target gave them, {here}"
         why = "the files are not what was trained, or the target does not answer as in training (template, sampling"
         return "error", basis, f"here is less than half of that gain: {why}: {here})"
-
-
-def measured_on(result: MeasuredAcceptLength) -> str:
-    """Say on how many prompts, of which conversations and by which rule."""
-    of = f"{result.prompts} prompts of {result.conversations} conversations"
-    return f"{of} ({result.prompts_from}, prompts.turns={result.turns})"
 
 
 def two_errors(result: MeasuredAcceptLength) -> float:

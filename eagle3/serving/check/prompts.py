@@ -64,6 +64,10 @@ class PromptSet:
         """The number of conversations."""
         return len({*self.conversations})
 
+    def __str__(self) -> str:
+        of = f"{len(self.prompts)} prompts of {self.number} conversations"
+        return f"{of} ({self.origin}, prompts.turns={self.turns})"
+
     @classmethod
     def of(
         cls,

@@ -75,7 +75,7 @@ def compare(
         **asdict(settings),
         "seconds": {"answers": seconds_of_answers, "heads": seconds},
     }
-    page = table(found)
+    page = f"{prompts}\n\n{table(found)}"
     if settings.draft_window is not None:
         page = f"compare.draft_window={settings.draft_window}\n\n{page}"
     write_report(folder / "compare.json", {**origin, **conditions, "rows": found}, folder / "compare.md", page)

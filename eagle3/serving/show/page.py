@@ -10,7 +10,7 @@ from eagle3.decoding.speculate import Measurement, Speculator
 from eagle3.errors import InputError
 from eagle3.head_files.format import load_head
 from eagle3.secrets import public
-from eagle3.serving.check.accept_length import Measurer, measured_on
+from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.report import with_error
 from eagle3.serving.show.trace import Trace, rows, shown_answer, shown_rounds, traced, visible
@@ -45,7 +45,7 @@ def page_facts(
         "drafts": drafting,
         "answers": f"max_new_tokens={how.max_new_tokens} temperature={how.temperature} seed={how.seed}",
         "dtype": measured.dtype,
-        "prompts": f"{measured_on(measured)}{left_out}",
+        "prompts": f"{prompts}{left_out}",
         "date": f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         "command": origin["command"],
         "made by": f"{origin['commit']} on {origin['machine']}",

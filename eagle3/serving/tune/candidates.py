@@ -81,7 +81,7 @@ def decoder_gains(
         target = replace(load_target(**target_settings), stop_ids=stop_ids)
         most, rows = answering.max_new_tokens, settings.batch_size
         prompts = with_history(target, conversations, max_new_tokens=most, batch_size=rows)
-        log.info("%d prompts, left out: %s", len(prompts.prompts), prompts.left_out or "none")
+        log.info("%s, left out: %s", prompts, prompts.left_out or "none")
         return _replayed(settings, target, head, prompts, answering)
     finally:
         unload()

@@ -103,7 +103,8 @@ def test_an_export_is_compared_with_what_its_training_simulated_on_the_same_prom
     trained, head = with_record(trained, simulated_accept_length={2: 9.0}), tmp_path / "head"
     export_head(trained, head, versions={})
     found = errors(check_export(trained, read_files(head), make_measurer())[0])
-    assert f"(validation prompts of {store_path}); validation during training simulated 9.000" in found["accept_length"]
+    said = f"(validation prompts of {store_path}, prompts.turns=all); validation during training simulated 9.000"
+    assert said in found["accept_length"]
 
 
 def test_what_an_export_cannot_measure_is_skipped_with_the_reason(

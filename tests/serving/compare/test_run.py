@@ -74,8 +74,9 @@ def test_the_result_has_every_way_source_and_head_and_the_table_says_the_same(fo
         assert gained.low <= gained.value <= gained.high
     printed = capsys.readouterr().out
     assert printed == (tmp_path / "out/compare.md").read_text()
-    window, _, _, _, *lines = printed.splitlines()
+    window, _, asked, _, _, _, *lines = printed.splitlines()
     assert window == "compare.draft_window=512"
+    assert asked == "5 prompts of 4 conversations (here, prompts.turns=all)"
     for line, row in zip(lines, found, strict=True):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         assert cells[:2] + cells[4:5] == [row["source"], str(row["prompts"]), row["head"]]
