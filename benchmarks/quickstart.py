@@ -61,7 +61,8 @@ def decode_held_out(head: Path, limit: int) -> dict[int, Measurement]:
     show_bars(True)
     torch.set_num_threads(1)  # at this size a second thread costs more than it gives
     target = open_target(str(TARGET), *IN_FLOAT32)
-    ids = read_prompts(target, HELD_OUT, limit=limit, max_new_tokens=MAX_NEW_TOKENS).prompts
+    found = read_prompts(target, HELD_OUT, "prompts.turns=first", limit=limit, max_new_tokens=MAX_NEW_TOKENS)
+    ids = found.prompts
     plain = [plain_greedy(target, prompt, MAX_NEW_TOKENS) for prompt in ids]
     loaded = load_head(head, dtype=torch.float32, num_layers=len(target.layers))
     measured = {}

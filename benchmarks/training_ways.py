@@ -160,7 +160,7 @@ def compared(run: Path, heads: Mapping[str, Path], held_out: Path, options: argp
     if not (run / "compare.json").exists():
         call(
             "serve.py", "action=compare", f"target.path={options.target}",
-            f"heads=[{','.join(map(str, heads.values()))}]", f"prompts.path={held_out}",
+            f"heads=[{','.join(map(str, heads.values()))}]", f"prompts.path={held_out}", "prompts.turns=first",
             f"limit={options.limit}", f"compare.samplings={options.samplings}", f"hydra.run.dir={run}",
             *([f"compare.shapes={options.shapes}"] if options.shapes else []),
         )  # fmt: skip

@@ -24,7 +24,7 @@ from eagle3.decoding.speculate import Speculator
 from eagle3.features.concat import open_source
 from eagle3.features.source import FeatureSource
 from eagle3.serving.check.checks import in_dtype
-from eagle3.serving.check.prompts import PromptSet, file_prompts, prompt_source
+from eagle3.serving.check.prompts import PromptSet, file_conversations, prompt_source, with_history
 from eagle3.serving.head.export import TrainedHead, find_checkpoint, read_trained
 from eagle3.serving.show.trace import Trace, traced
 from eagle3.settings.serving import DecodeRun, Decoding
@@ -64,15 +64,20 @@ def open_target(path: str | Path, *overrides: str) -> Target:
     return replace(target, stop_ids=build_chat(run.chat, target).stop_ids)
 
 
-def read_prompts(target: Target, path: str | Path, *, limit: int | None = None, max_new_tokens: int = 96) -> PromptSet:
-    """Read conversations of any shape up to their first user turn, as token ids in the target's chat format.
+def read_prompts(
+    target: Target, path: str | Path, *overrides: str, limit: int | None = None, max_new_tokens: int = 96
+) -> PromptSet:
+    """Read conversations of any shape as token ids in the target's chat format: a prompt for each turn, with the turns
+    before it. `overrides` are keys of conf/serve/prompts.yaml, e.g. "prompts.turns=first".
 
     Prompts without room for an answer of `max_new_tokens` in the target's context are left out."""
-    run = _decoding(f"prompts.path={path}")
+    run = _decoding(f"prompts.path={path}", *overrides)
     found = prompt_source(run.prompts)
     assert found is not None  # its path is given
     room = target.text_config.max_position_embeddings - max_new_tokens - 64  # the most steps that a draft has
-    return file_prompts(build_chat(run.chat, target), found, limit=limit, max_length=room)
+    chat = build_chat(run.chat, target)
+    conversations = file_conversations(chat, found, turns=run.prompts.turns, limit=limit, max_length=room)
+    return with_history(target, conversations, max_new_tokens=max_new_tokens)
 
 
 def decode(target: Target, trained: TrainedHead, prompts: PromptSet, **settings: Any) -> list[Trace]:

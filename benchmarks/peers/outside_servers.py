@@ -88,7 +88,8 @@ def main() -> None:
 def workload(options: argparse.Namespace) -> Workload:
     torch.set_num_threads(1)
     target, longest = open_target(str(options.target), *IN_FLOAT32), options.max_new_tokens
-    prompts = read_prompts(target, options.prompts, limit=options.limit, max_new_tokens=longest).prompts
+    given = {"limit": options.limit, "max_new_tokens": longest}
+    prompts = read_prompts(target, options.prompts, "prompts.turns=first", **given).prompts
     return Workload(target, prompts, [plain_greedy(target, each, longest) for each in prompts], options)
 
 

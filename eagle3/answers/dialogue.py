@@ -90,7 +90,7 @@ class Dialogue:
         try:
             if after is not None and (reason := self._end_after(after)):
                 return self._stop(reason)
-            end = _answered_next(self._coming)
+            end = answered_next(self._coming)
             self._messages += self._coming[:end]
             self._coming = self._coming[end:]
             self.prompt_ids = self._chat.prompt_ids(self._messages)
@@ -129,7 +129,7 @@ class Dialogue:
         self.waiting = False
 
 
-def _answered_next(messages: Messages) -> int:
+def answered_next(messages: Messages) -> int:
     """Return how many of the messages come before the next answer: up to a user turn, or the last result in a row."""
     roles = [message["role"] for message in messages]
     first = next(place for place, role in enumerate(roles) if role in ("user", "tool"))

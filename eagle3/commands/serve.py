@@ -29,7 +29,13 @@ from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.checks import check_head
 from eagle3.serving.check.fresh import write_checked
 from eagle3.serving.check.origin import warn_of_precision
-from eagle3.serving.check.prompts import file_prompts, longest_prompt, prompt_source
+from eagle3.serving.check.prompts import (
+    Conversations,
+    file_conversations,
+    longest_prompt,
+    prompt_source,
+    with_history,
+)
 from eagle3.serving.compare.heads import head_folders, require_comparable
 from eagle3.serving.compare.run import compare, facts_of
 from eagle3.serving.compare.sweep import compare_sweep
@@ -154,15 +160,17 @@ def compare_heads(run: CompareRun) -> None:
     context = files.text_config.max_position_embeddings
     room = longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=run.compare.most_steps)
     chat = build_chat(run.chat, files)
-    prompts = file_prompts(chat, source, limit=run.limit, max_length=room)
+    found = file_conversations(chat, source, turns=run.prompts.turns, limit=run.limit, max_length=room)
     target = replace(load_target(**vars(run.target)), stop_ids=chat.stop_ids)
+    batches = {"batch_size": run.compare.batch_size, "batch_tokens": run.compare.batch_tokens}
+    prompts = with_history(target, found, max_new_tokens=run.max_new_tokens, **batches)
     asked: dict[str, Any] = {"max_new_tokens": run.max_new_tokens, "seed": run.seed}
     report: dict[str, Any] = {"origin": result_facts(), "folder": output_dir()}
     if jobs:
-        found = compare_sweep(run.compare, jobs, target, prompts, **asked, **report)
+        rows = compare_sweep(run.compare, jobs, target, prompts, **asked, **report)
     else:
-        found = compare(run.compare, folders, target, prompts, **asked, **report)
-    track(loggers, run, found)
+        rows = compare(run.compare, folders, target, prompts, **asked, **report)
+    track(loggers, run, rows)
 
 
 def launch_server(run: LaunchRun) -> None:
@@ -186,13 +194,14 @@ def bench_servers(run: BenchRun) -> None:
     target = read_target(run)
     paths = run.bench.prompts or ({"prompts": run.prompts.path} if run.prompts.path is not None else {})
     chat = build_chat(run.chat, target)
-    prompts = served_prompts(run, paths, target, chat, steps=run.steps)
+    sets = served_conversations(run, paths, target, chat, steps=run.steps)
+    first = {name: found.first for name, found in sets.items()}
     sampling = run.for_server(run.max_new_tokens, chat.stop_ids)
     bench(
         run.launch,
         target,
         {"plain": None, "head": draft(run), "adaptive": adaptive_draft(run)},
-        BenchPlan(run.bench, prompts, sampling | dict(run.bench.sampling or {})),
+        BenchPlan(run.bench, first, run.prompts.turns, sampling | dict(run.bench.sampling or {})),
         origin=result_facts() | ({"heads": {Path(run.head).name: facts_of(Path(run.head))}} if run.head else {}),
         folder=output_dir(),
         dry_run=run.dry_run,
@@ -211,7 +220,7 @@ def tune_head(run: TuneRun) -> None:
         run.launch,
         replace(target, stop_ids=chat.stop_ids),
         run.head,
-        served_prompts(run, paths, target, chat, steps=max(run.tune.steps))["prompts"],
+        served_conversations(run, paths, target, chat, steps=max(run.tune.steps))["prompts"],
         run.only(AnswerSettings),
         target_settings=vars(run.target),
         origin=result_facts(),
@@ -228,10 +237,10 @@ def publish_head(run: PublishRun) -> None:
     publish(run, files, read_target(run))
 
 
-def served_prompts(
+def served_conversations(
     run: BenchRun | TuneRun, paths: Mapping[str, str], target: TargetFiles, chat: Chat, *, steps: int
-) -> dict[str, list[list[int]]]:
-    """Return token ids of the conversations at each path, as far as they leave room for answer and drafts."""
+) -> dict[str, Conversations]:
+    """Return the conversations at each path, as far as their prompts leave room for answer and drafts."""
     from eagle3.serving.bench.run import prompt_sets  # with the libraries of the extra `bench`
 
     context = target.text_config.max_position_embeddings
@@ -287,6 +296,7 @@ def make_measurer(run: DecodeRun, target_settings: dict[str, Any]) -> Measurer:
         chat=chat,
         decoding=run.only(Decoding),
         source=source,
+        turns=run.prompts.turns,
         limit=run.limit,
         **(vars(run.check) if isinstance(run, CheckRun) else {}),
     )

@@ -145,8 +145,9 @@ def answer(
     answers = say(prompts, max_new_tokens=max_new_tokens, stop_ids=target.stop_ids)
     texts = [prompt + answer.token_ids for prompt, answer in zip(prompts, answers, strict=True)]
     drawn = [len(answer.token_ids) for answer in answers]
-    more = say(texts, max_new_tokens=beyond, stop_ids=frozenset(), drawn=drawn)
+    more = say(texts, max_new_tokens=beyond, stop_ids=frozenset(), drawn=drawn) if beyond else []
+    rest = [each.token_ids for each in more] or [[] for _ in texts]
     return [
-        Answered(prompt, answer.token_ids, rest.token_ids, stopped=answer.finish_reason == "stop")
-        for prompt, answer, rest in zip(prompts, answers, more, strict=True)
+        Answered(prompt, answer.token_ids, behind, stopped=answer.finish_reason == "stop")
+        for prompt, answer, behind in zip(prompts, answers, rest, strict=True)
     ]

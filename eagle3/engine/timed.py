@@ -17,7 +17,8 @@ class ServedAnswer:
 
     `verify_ct`, `correct_drafts` and `histogram` are SGLang's counts (0 and empty without a head): verifications,
     accepted drafts, and how many verifications accepted 0, 1, 2, … drafts. The token that prefill gives costs no
-    verification. `output_ids` includes the stop token, `events_s` are the times at which parts of the stream came."""
+    verification. `output_ids` includes the stop token, `events_s` are the times at which parts of the stream came.
+    `prompt_ids` are what was sent."""
 
     ttft_s: float | None = None
     latency_s: float | None = None
@@ -27,6 +28,7 @@ class ServedAnswer:
     correct_drafts: int = 0
     histogram: tuple[int, ...] = ()
     error: str | None = None
+    prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()
     events_s: tuple[float, ...] = ()
 

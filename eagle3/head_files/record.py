@@ -55,10 +55,12 @@ class Origin(Record):
 class MeasuredAcceptLength(Record):
     """An accept length by our own decoder, with the prompts and the settings that it was measured on.
 
-    `standard_error` is over prompts, None where it is infinite. `accept_length_kept` leaves out tokens after a
+    `standard_error` is over conversations, None where it is infinite. `accept_length_kept` leaves out tokens after a
     stop token. `per_depth[d - 1]` is the share of verifications that accepted at least d drafts. `lossless` is the
-    share of answers that are the target's own greedy ones, None where that was not compared. `from_validation` says
-    that training held these prompts out, `left_out` how many were for what reason. `dtype` is the one computed in."""
+    share of answers that are the target's own greedy ones, None where that was not compared. `turns` is prompts.turns,
+    by which the `prompts` of the `conversations` were chosen (None in older files, where they are as many).
+    `from_validation` says that training held these prompts out, `left_out` how many were for what reason. `dtype` is
+    the one computed in."""
 
     accept_length: float
     standard_error: float | None
@@ -68,6 +70,8 @@ class MeasuredAcceptLength(Record):
     tokens: int
     verifications: int
     seconds: float
+    conversations: int | None = None
+    turns: str = "first"
     prompts: int
     prompts_from: str
     from_validation: bool

@@ -18,17 +18,19 @@ from eagle3.settings.types import Count, CountOrZero, NotNegative, Seed, Setting
 
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
 NewTokens = Annotated[int, Field(ge=2, le=2**24)]  # the first comes from prefill: a draft is verified from the second
+Turns = Literal["all", "first"]
 Repeats = Annotated[int, Field(ge=1, le=10_000)]
 RepeatsOrNone = Annotated[int, Field(ge=0, le=10_000)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFile(Settings):
-    """Conversations whose first turn is asked."""
+    """Conversations to measure on."""
 
     path: Text | None
     split: Text | None
     fields: Fields
+    turns: Turns
 
 
 @dataclass(frozen=True, kw_only=True)

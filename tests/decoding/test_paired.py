@@ -32,13 +32,13 @@ def drawn(rng: np.random.Generator, prompts: int = PROMPTS) -> tuple[Gains, Gain
     found = []
     for better in (0.0, 0.05):
         accepted = rng.binomial(tokens, np.clip(easy + better, 0, 1) / 2)
-        found.append(Gains(accepted.astype(float), (tokens - accepted).astype(float)))
+        found.append(Gains(accepted.astype(float), (tokens - accepted).astype(float), np.arange(prompts)))
     return found[0], found[1]
 
 
 def test_a_difference_has_the_standard_error_that_leaving_out_each_prompt_in_turn_gives() -> None:
     first, ours = drawn(np.random.default_rng(0))
-    pairs = [pair for pair in zip(*ours, *first, strict=True) if pair[1]]  # prompts that took a verification
+    pairs = [pair for pair in zip(*ours[:2], *first[:2], strict=True) if pair[1]]  # prompts that took a verification
 
     def gained(some: list[tuple[float, ...]]) -> float:
         accepted, rounds, accepted_first, rounds_first = (sum(column) for column in zip(*some, strict=True))
@@ -70,6 +70,6 @@ def test_the_interval_holds_the_true_difference_as_often_as_it_says(prompts: int
 def test_a_head_differs_from_itself_by_nothing_and_one_prompt_has_no_error() -> None:
     first, _ = drawn(np.random.default_rng(3))
     assert difference(first, first) == (0, 0, 0, 0)
-    one = Gains(np.array([3.0, 0.0]), np.array([2.0, 0.0]))  # the second answer was one token long
+    one = Gains(np.array([3.0, 0.0]), np.array([2.0, 0.0]), np.arange(2))  # the second answer was one token long
     assert accept_length(one) == (2.5, None, None, None)
     assert difference(one, one) == (0, None, None, None)

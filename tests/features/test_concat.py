@@ -90,7 +90,7 @@ def test_the_same_store_twice_is_refused_under_any_name(two_stores: list[str], t
 def test_validation_prompts_of_two_stores_are_each_prompt_once(two_stores: list[str]) -> None:
     def prompts(path: str | list[str]) -> list[list[int]]:
         store = origin_of(FINGERPRINT, TARGET_CONFIG, path=path, hash=open_source(path).fingerprint, val_fraction=0.5)
-        return validation_prompts(store, limit=None, max_length=99).prompts
+        return validation_prompts(store, turns="all", limit=None, max_length=99).prompts
 
     assert prompts(open_source(two_stores).location) == prompts(two_stores[0])
 

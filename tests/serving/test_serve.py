@@ -114,13 +114,14 @@ def test_an_export_whose_findings_could_not_be_kept_does_not_begin(tmp_path: Pat
 def test_decode_prints_one_json_line(
     exported: Path, tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "Hi"}])
+    write_jsonl(tmp_path / "rows.jsonl", [{"turns": ["Hi", "And then?"]}])
     given = (f"target.path={tiny_path}", f"head={exported}", f"prompts.path={tmp_path}/rows.jsonl")
     call_script("serve", "action=decode", *given, "steps=2", "max_new_tokens=4", output_dir=tmp_path)
     [line] = capsys.readouterr().out.splitlines()
     result = json.loads(line)
     assert result["lossless"] == 1.0
-    assert result["standard_error"] is None  # of one prompt
+    assert (result["prompts"], result["conversations"], result["turns"]) == (2, 1, "all")
+    assert result["standard_error"] is None  # of one conversation
     assert result["accept_length"] == pytest.approx(1 + sum(result["per_depth"]))
     assert 1 <= result["accept_length_kept"] <= result["accept_length"]
     assert len(result["per_depth"]) == 2

@@ -1,5 +1,5 @@
 """One raw row → chat messages. Keeps user and system turns, and with `prompts.tools=keep` the calls of tools and their
-results; drops answers, or keeps them unchanged.
+results; drops answers, or keeps them unchanged, or only their text, as the history of later turns.
 """
 
 import re
@@ -117,8 +117,18 @@ def _messages(turns: list[Turn], columns: Columns, *, keep_answers: bool) -> lis
                 columns.notes.append(("user turns that follow each other joined", None))
             else:
                 messages.append(message)
+        elif columns.shape.keeps_history and (text := _given_text(turn, columns)):
+            messages.append({"role": "assistant", "content": text})
         before = role
     return messages
+
+
+def _given_text(turn: dict, columns: Columns) -> str | None:
+    """Return the text of an answer, as a chat sends it with later turns; None if it has none."""
+    try:
+        return _text(columns.shape.of_turn(turn, "content"), columns)
+    except Refused:
+        return None
 
 
 def _add_options(messages: list[dict[str, Any]], columns: Columns) -> Options | None:

@@ -93,11 +93,12 @@ Wanted = tuple[int, str, str, list[str]]  # rank, kind, name, path inside the co
 @dataclass(frozen=True)
 class Layout:
     """fields: names by kind, the preferred first; roles: name in lower case → system, user, assistant, call or tool;
-    keeps_tools: a row's tools go with its prompt."""
+    keeps_tools: a row's tools go with its prompt; keeps_history: its answers do, as the history of later turns."""
 
     fields: Mapping[str, Sequence[str]]
     roles: Mapping[str, str]
     keeps_tools: bool = False
+    keeps_history: bool = False
 
     @cached_property
     def wanted(self) -> dict[str, list[Wanted]]:
@@ -235,7 +236,11 @@ class Columns:
 
 
 def shape_of(
-    fields: Mapping[str, str | Sequence[str]] | None, roles: Mapping[str, str] | None, *, keeps_tools: bool = False
+    fields: Mapping[str, str | Sequence[str]] | None,
+    roles: Mapping[str, str] | None,
+    *,
+    keeps_tools: bool = False,
+    keeps_history: bool = False,
 ) -> Layout:
     """Return the usual shape with the names of `fields` instead of its own, and with `roles` added.
 
@@ -247,6 +252,7 @@ def shape_of(
         {**FIELDS, **others, **given},
         {**ROLES, **{name.lower(): role for name, role in (roles or {}).items()}},
         keeps_tools,
+        keeps_history,
     )
 
 

@@ -80,19 +80,21 @@ def require_unique_names(sources: list[Source]) -> None:
             raise InputError(f"{source.key}.name={source.name} is taken by an earlier one; give it another name")
 
 
-def plain_source(key: str, entry: str | dict, *, split: str) -> Source:
+def plain_source(key: str, entry: str | dict, *, split: str, keeps_history: bool = False) -> Source:
     """Return a source whose prompts are not kept, such as a benchmark.
 
-    entry: a path, or a dict of path, name, split; split: the default for a dataset folder.
+    entry: a path, or a dict of path, name, split; split: the default for a dataset folder; keeps_history: see Layout.
     """
-    return _source(key, _entry(entry), id_prefix=False, usual_split=split)
+    return _source(key, _entry(entry), id_prefix=False, usual_split=split, keeps_history=keeps_history)
 
 
 def _entry(entry: str | dict) -> dict:
     return entry if isinstance(entry, dict) else {"path": entry}
 
 
-def _source(key: str, entry: dict, *, id_prefix: bool, usual_split: str = "train") -> Source:
+def _source(
+    key: str, entry: dict, *, id_prefix: bool, usual_split: str = "train", keeps_history: bool = False
+) -> Source:
     path = str(entry["path"])
     if "://" not in path:  # keeps symbolic links: in the Hub's cache only the link has the file's name
         path = os.path.abspath(path)
@@ -107,7 +109,12 @@ def _source(key: str, entry: dict, *, id_prefix: bool, usual_split: str = "train
         terms=terms,
         limit=entry.get("limit"),
         id_prefix=f"{name}/" if id_prefix else "",
-        shape=shape_of(entry.get("fields"), entry.get("roles"), keeps_tools=entry.get("tools") == "keep"),
+        shape=shape_of(
+            entry.get("fields"),
+            entry.get("roles"),
+            keeps_tools=entry.get("tools") == "keep",
+            keeps_history=keeps_history,
+        ),
     )
 
 

@@ -11,9 +11,10 @@ from eagle3.engine.draft import require_adaptive
 from eagle3.engine.endpoint import is_reachable, server_information
 from eagle3.engine.process import Server
 from eagle3.errors import InputError
+from eagle3.serving.check.turns import Turn
 from eagle3.serving.server.load import LoadResult, PlainAnswers
 from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.serving import BenchSettings, Side
+from eagle3.settings.serving import BenchSettings, Side, Turns
 from eagle3.storage.files import append_lines, json_line, read_jsonl
 
 RESULTS = "results.jsonl"
@@ -33,7 +34,7 @@ class MeasuredLoad:
         """Return numbers only: answers may be a user's text, so no token id is kept, and no time of a part."""
         row = asdict(self)
         for answer in row["result"]["answers"]:
-            del answer["output_ids"], answer["events_s"]
+            del answer["prompt_ids"], answer["output_ids"], answer["events_s"]
         return row
 
 
@@ -50,11 +51,12 @@ class RunningServer:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """Loads of each server. `prompts` maps the name of a set to token ids, `sampling` is as SGLang's
-    `sampling_params`."""
+    """Loads of each server. `conversations` maps the name of a set to first turns; `turns` says whether others follow.
+    `sampling` is as SGLang's `sampling_params`."""
 
     settings: BenchSettings
-    prompts: Mapping[str, Sequence[list[int]]]
+    conversations: Mapping[str, Sequence[Turn]]
+    turns: Turns
     sampling: Mapping[str, Any]
 
 
@@ -102,14 +104,14 @@ def measure_all(
 ) -> None:
     """Measure every load on every server, in repeats; raise once a server has died, when what was measured is kept."""
     for repeat in range(plan.settings.repeats):
-        for prompt_set in plan.prompts:
+        for prompt_set, conversations in plan.conversations.items():
             for concurrency in plan.settings.concurrency:
                 # The order changes with the repeat, so that neither server always comes second.
                 for side in servers if repeat % 2 == 0 else reversed([*servers]):
                     server = servers[side]
                     result = plain_answers.measure(
                         server.url,
-                        plan.prompts[prompt_set],
+                        conversations,
                         concurrency,
                         plan.settings,
                         plain=side == "plain",

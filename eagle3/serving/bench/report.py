@@ -71,6 +71,8 @@ DEFINITIONS = f"""\
 - Speed-up: the ratio of the two servers' median TPOT, and of their tokens/s; geometric mean over repeats with a
   {CONFIDENCE:.0%} interval (Student's t on the logarithms, one value a repeat). Speculation stops paying at the lowest
   concurrency where the interval of TPOT is not wholly above 1.
+- A conversation's next turn is sent when the answer before it is complete, with that answer where the row has none, as
+  in a chat: the server's prefix cache then has its history. At a concurrency so many conversations are had at once.
 - Answers end at the end of the turn. Warm-up requests count nowhere, failed ones in no column but their own."""
 
 
@@ -78,7 +80,9 @@ def report_text(sets: Mapping[str, Sequence[Cell]], verdicts: Sequence[str], fac
     parts = ["# Bench: the plain target and the head", "", *(f"- {line}" for line in verdicts), "", DEFINITIONS]
     for prompt_set, cells in sets.items():
         parts += ["", f"## {prompt_set}", "", load_table(cells), "", depth_table(cells)]
-        parts += [f"\nFailed at concurrency {cell.concurrency}: {errors(cell)}" for cell in cells if errors(cell)]
+        for title, name in (("Failed", "errors"), ("Ended before their last turn", "ended")):
+            found = ((cell.concurrency, reasons(cell, name)) for cell in cells)
+            parts += [f"\n{title} at concurrency {concurrency}: {text}" for concurrency, text in found if text]
     written = yaml.safe_dump(dict(facts), sort_keys=False, allow_unicode=True, width=math.inf)  # commands in one line
     parts += ["", "## How it was measured", "", f"```yaml\n{written}```"]
     return "\n".join(parts)
@@ -151,6 +155,6 @@ def depth_table(cells: Sequence[Cell]) -> str:
     return table(["accepted at depth", *map(str, range(1, deepest + 1))], rows, rule="---:")
 
 
-def errors(cell: Cell) -> str:
-    sides = cell.sides.items()
-    return "; ".join(f"{side}: {count} times {reason}" for side, of in sides for reason, count in of.errors.items())
+def reasons(cell: Cell, name: str) -> str:
+    counts = {side: getattr(of_side, name) for side, of_side in cell.sides.items()}
+    return "; ".join(f"{side}: {n} times {reason}" for side, found in counts.items() for reason, n in found.items())

@@ -14,7 +14,7 @@ from eagle3.errors import InputError, Interrupted
 from eagle3.secrets import public
 from eagle3.serving.bench.loads import RESULTS, BenchPlan, MeasuredLoad, measure_launched, measure_running, read_results
 from eagle3.serving.bench.report import write_bench_report
-from eagle3.serving.check.prompts import file_prompts, prompt_source
+from eagle3.serving.check.prompts import Conversations, file_conversations, prompt_source
 from eagle3.serving.server.launch import prepare, require_head
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.serving import PromptFile, Side
@@ -25,19 +25,21 @@ log = logging.getLogger(__name__)
 
 def prompt_sets(
     chat: Chat, paths: Mapping[str, str], settings: PromptFile, *, limit: int | None, max_length: int
-) -> dict[str, list[list[int]]]:
-    """Return the token ids of each set; longer prompts than `max_length` are left out and counted in the log.
-
-    `settings` say how each path is read; their own path does not count."""
+) -> dict[str, Conversations]:
+    """Return the conversations of each set. Those whose first prompt is longer than `max_length` are left out and
+    counted in the log. `settings` say how each path is read; their own path does not count."""
     if not paths:
         raise InputError("bench.prompts and prompts.path are not set; try bench.prompts={chat: FILE.jsonl}")
     sets = {}
     for name, path in paths.items():
         source = prompt_source(replace(settings, path=path))
         assert source is not None
-        found = file_prompts(chat, source, limit=limit, max_length=max_length)
-        log.info(f"{name}: {len(found.prompts)} prompts of {path}, left out: {found.left_out or 'none'}")
-        sets[name] = found.prompts
+        found = file_conversations(chat, source, turns=settings.turns, limit=limit, max_length=max_length)
+        left_out = dict(found.left_out) or "none"
+        log.info(
+            f"{name}: {len(found.first)} conversations of {path}, prompts.turns={settings.turns}, left out: {left_out}"
+        )
+        sets[name] = found
     return sets
 
 
@@ -86,6 +88,8 @@ def gather_facts(
         **origin,
         "target": target.path,
         "sampling": dict(plan.sampling),
+        "turns": plan.turns,
+        "conversations": {name: len(first) for name, first in plan.conversations.items()},
         "servers": {side: public(shlex.join(command)) for side, command in commands.items()} or plan.settings.urls,
         "server_info": {},  # filled when they answer
     }
@@ -117,10 +121,10 @@ def find_notes(loads: Sequence[MeasuredLoad], facts: Mapping[str, Any], plan: Be
     if not all(load.result.cache_flushed for load in loads):
         found["prefix cache"] = "a server refused to empty it: times to first token profit from earlier requests"
     most_requests = plan.settings.requests_per_place * max(plan.settings.concurrency)
-    for name, prompts in plan.prompts.items():
-        if most_requests > len(prompts):
+    for name, conversations in plan.conversations.items():
+        if most_requests > len(conversations):
             found[name] = (
-                "some prompts were asked again within a load: the prefix cache shortens their time to first token"
+                "some conversations were asked again within a load: the prefix cache shortens their time to first token"
             )
     for side, information in facts["server_info"].items():
         room = information.get("max_running_requests")

@@ -6,7 +6,7 @@ A cell is one prompt set at one concurrency. Only complete answers are counted; 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import numpy as np
@@ -41,7 +41,7 @@ class Summary:
 
     `per_depth[d - 1]` is the share of verifications that accepted at least d drafts; without a head `accept_length` is
     None and `per_depth` empty. `same_answers` is the share that is the plain server's first answer to the prompt, None
-    where none was compared. `errors` counts failed requests by reason."""
+    where none was compared. `errors` counts failed requests by reason, `ended` conversations that lack later turns."""
 
     requests: int
     failed: int
@@ -52,6 +52,7 @@ class Summary:
     accept_length: float | None
     per_depth: list[float]
     same_answers: float | None = None
+    ended: dict[str, int] = field(default_factory=dict)
 
     @property
     def seconds_per_token(self) -> float:
@@ -116,6 +117,7 @@ def summarise(repeats: Sequence[LoadResult]) -> Summary:
         accept_length=1 + accepted / verifications if verifications else None,
         per_depth=acceptance_per_depth([answer.histogram for answer in complete]),
         same_answers=sum(result.agreement.same for result in repeats) / compared if compared else None,
+        ended=dict(sum((Counter(result.ended) for result in repeats), Counter())),
     )
 
 

@@ -14,9 +14,16 @@ from eagle3.head_files.finding import Finding, Level
 from eagle3.head_files.format import draft_head
 from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength
 from eagle3.prompts import Source
-from eagle3.serving.check.prompts import PromptSet, file_prompts, longest_prompt, question_prompts, validation_prompts
+from eagle3.serving.check.prompts import (
+    PromptSet,
+    file_conversations,
+    longest_prompt,
+    question_prompts,
+    validation_prompts,
+    with_history,
+)
 from eagle3.serving.report import with_error
-from eagle3.settings.serving import CheckSettings, Decoding
+from eagle3.settings.serving import CheckSettings, Decoding, Turns
 from eagle3.storage.files import sha256_json
 from eagle3.target.model import Target
 
@@ -32,6 +39,7 @@ class Measurer(CheckSettings):
     chat: Chat
     decoding: Decoding
     source: Source | None
+    turns: Turns
     limit: int | None
 
     @property
@@ -43,13 +51,14 @@ class Measurer(CheckSettings):
     def prompts(self, record: HeadRecord | None) -> PromptSet:
         """Take those of the source; else of the record's validation, if its store is there; else the questions."""
         if self.source is not None:
-            return file_prompts(self.chat, self.source, limit=self.limit, max_length=self.room)
+            found = file_conversations(self.chat, self.source, turns=self.turns, limit=self.limit, max_length=self.room)
+            return with_history(self.target, found, max_new_tokens=self.decoding.max_new_tokens)
         if record is not None:
             try:
-                return validation_prompts(record.origin, limit=self.limit, max_length=self.room)
+                return validation_prompts(record.origin, turns=self.turns, limit=self.limit, max_length=self.room)
             except InputError:
                 pass  # the head was copied without its store
-        return question_prompts(self.chat, self.questions, max_length=self.room)
+        return question_prompts(self.chat, self.questions, turns=self.turns, max_length=self.room)
 
     def measured(self, files: HeadFiles, prompts: PromptSet, *, lossless: bool = False) -> MeasuredAcceptLength:
         """Decode with the head in the dtype that the target was loaded in. `lossless`: see `measure`."""
@@ -61,15 +70,18 @@ class Measurer(CheckSettings):
     def summary(self, result: Measurement, prompts: PromptSet) -> MeasuredAcceptLength:
         accepted = np.array([sum(answer.accepted) for answer in result.decoded], float)
         verifications = np.array([answer.verifications for answer in result.decoded], float)
+        conversations = np.array(prompts.conversations)
         return MeasuredAcceptLength(
             accept_length=result.accept_length,
-            standard_error=accept_length(Gains(accepted, verifications)).standard_error,
+            standard_error=accept_length(Gains(accepted, verifications, conversations)).standard_error,
             accept_length_kept=result.accept_length_kept,
             per_depth=result.per_depth,
             lossless=result.lossless,
             tokens=result.tokens,
             verifications=result.verifications,
             seconds=result.seconds,
+            conversations=prompts.number,
+            turns=prompts.turns,
             prompts=len(prompts.prompts),
             prompts_from=prompts.origin,
             from_validation=prompts.from_validation,
@@ -84,7 +96,8 @@ class Measurer(CheckSettings):
         window = f" draft_window={result.draft_window}" if result.draft_window else ""
         summary = (
             f"{with_error(result.accept_length, result.standard_error)} at steps={result.steps} topk={result.topk}"
-            f"{window} on {result.prompts} prompts ({result.prompts_from})"
+            f"{window} on {result.prompts} prompts of {result.conversations} conversations ({result.prompts_from}, "
+            f"prompts.turns={result.turns})"
         )
         if result.accept_length < self.min_accept_length:
             fix = (

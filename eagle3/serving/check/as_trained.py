@@ -118,4 +118,5 @@ def replayed(speculator: Speculator, sample: Sample, steps: int) -> list[int]:
 
 
 def gains(rounds: Sequence[list[int]]) -> Gains:
-    return Gains(np.array([sum(each) for each in rounds], float), np.array([len(each) for each in rounds], float))
+    accepted, verifications = ([of(each) for each in rounds] for of in (sum, len))
+    return Gains(np.array(accepted, float), np.array(verifications, float), np.arange(len(rounds)))

@@ -50,6 +50,7 @@ def measure_jobs(
         "stop_ids": sorted(target.stop_ids),
         "dtype": str(target.embedding.dtype),
         "prompts": prompts.prompts,
+        "conversations": prompts.conversations,
         "max_new_tokens": max_new_tokens,
         "seed": seed,
         **asdict(settings),
@@ -63,7 +64,7 @@ def measure_jobs(
         given = sha256_json([[each.answer for each in answered] for answered in answers.values()])
         for job in jobs:
             if job.name not in kept or kept[job.name].answers != given:
-                kept[job.name] = Kept(given, measure_job(job, target, answers, settings))
+                kept[job.name] = Kept(given, measure_job(job, target, answers, prompts.conversations, settings))
                 write_gains(files[job.name], kept[job.name])
     return {name: each.gained for name, each in kept.items()}
 
@@ -75,10 +76,15 @@ def _file(job: Job, asked: dict[str, Any]) -> Path:
 
 
 def measure_job(
-    job: Job, target: Target, answers: Mapping[TokenSampling, Sequence[Answered]], settings: CompareSettings
+    job: Job,
+    target: Target,
+    answers: Mapping[TokenSampling, Sequence[Answered]],
+    conversations: Sequence[int],
+    settings: CompareSettings,
 ) -> Gained:
     loaded = load_head(job.head, num_layers=len(target.layers), dtype=target.embedding.dtype)
-    return measure_head(Speculator(target, loaded.head, loaded.capture_layers), answers, settings, f"job {job.name}")
+    speculator = Speculator(target, loaded.head, loaded.capture_layers)
+    return measure_head(speculator, answers, conversations, settings, f"job {job.name}")
 
 
 def write_gains(file: Path, kept: Kept) -> None:

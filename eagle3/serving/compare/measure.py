@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from eagle3.decoding.paired import Gains
 from eagle3.decoding.replay import Answered, Rounds, answer_all, record
@@ -57,9 +57,14 @@ def answers_at(
 
 
 def measure_head(
-    speculator: Speculator, answers: Mapping[TokenSampling, Sequence[Answered]], settings: CompareSettings, name: str
+    speculator: Speculator,
+    answers: Mapping[TokenSampling, Sequence[Answered]],
+    conversations: Sequence[int],
+    settings: CompareSettings,
+    name: str,
 ) -> dict[Way, dict[str, Measured]]:
-    """Replay the head in every shape on the answers (eagle3/decoding/replay.py): by position, as `of_rounds` does."""
+    """Replay the head in every shape on the answers (eagle3/decoding/replay.py): by position, as `of_rounds` does.
+    `conversations` has the number of each prompt's."""
     measured = {}
     shapes, window = settings.drafts(), settings.draft_window
     topks = sorted({shape.topk for shape in shapes})
@@ -68,11 +73,18 @@ def measure_head(
         recording = record(speculator, bar, steps=settings.most_steps, topks=topks, draft_window=window)
         for shape in shapes:
             rounds = recording.replay_each(**shape._asdict())
-            measured[Way(sampling, shape)] = of_rounds(rounds, answered, settings.positions or [])
+            measured[Way(sampling, shape)] = of_rounds(
+                rounds, answered, np.array(conversations), settings.positions or []
+            )
     return measured
 
 
-def of_rounds(rounds: Sequence[Rounds], answered: Sequence[Answered], positions: Sequence[int]) -> dict[str, Measured]:
+def of_rounds(
+    rounds: Sequence[Rounds],
+    answered: Sequence[Answered],
+    conversations: Int[np.ndarray, " N"],
+    positions: Sequence[int],
+) -> dict[str, Measured]:
     """Count the drafts of ALL rounds, and of those that begin between `positions` (see conf/serve/compare.yaml).
 
     Tokens after a stop token come from the last round alone: it made them, the answer lacks them."""
@@ -92,7 +104,7 @@ def of_rounds(rounds: Sequence[Rounds], answered: Sequence[Answered], positions:
             _array([int(each[chosen].sum()) for each, chosen in zip(gains, inside, strict=True)])
             for gains in (gained, kept)
         )
-        return Measured(Gains(accepted, number), Gains(in_answer, number))
+        return Measured(Gains(accepted, number, conversations), Gains(in_answer, number, conversations))
 
     edges = [0, *positions, np.inf] if positions else []
     spans = {span_name(low, high): counted(low, high) for low, high in pairwise(edges)}

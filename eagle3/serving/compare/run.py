@@ -57,12 +57,12 @@ def compare(
     for name in paths:
         start, loaded = time.perf_counter(), heads.pop(name)
         speculator = Speculator(target, loaded.head, loaded.capture_layers)
-        measured[name] = measure_head(speculator, answers, settings, name)
+        measured[name] = measure_head(speculator, answers, prompts.conversations, settings, name)
         seconds[name] = time.perf_counter() - start
     found = rows(measured, prompts.sources)
     facts = conditions(settings, paths, target, prompts, max_new_tokens=max_new_tokens, seed=seed)
     facts["seconds"] = {"answers": seconds_of_answers, "heads": seconds}
-    page = with_window(settings, table(found))
+    page = with_window(settings, f"{prompts}\n\n{table(found)}")
     write_report(folder / "compare.json", {**origin, **facts, "rows": found}, folder / "compare.md", page)
     print(page)
     log.info("the table is in %s, all numbers are in %s", folder / "compare.md", folder / "compare.json")
@@ -83,6 +83,8 @@ def conditions(
         "target": target.path,
         "dtype": str(target.embedding.dtype).removeprefix("torch."),
         "heads": {name: facts_of(path) for name, path in paths.items()},
+        "conversations": prompts.number,
+        "turns": prompts.turns,
         "prompts": len(prompts.prompts),
         "prompts_from": prompts.origin,
         "prompts_hash": sha256_json(prompts.prompts),
@@ -161,6 +163,7 @@ def _numbers(found: Measured, first: Measured, chosen: np.ndarray, *, is_first: 
         "difference": against and against._asdict(),
         "accept_length_kept": accept_length(kept)._asdict(),
         "difference_kept": against_kept and against_kept._asdict(),
+        "conversations": len({*ours.conversations[ours.verifications > 0].tolist()}),
         "prompts": int((ours.verifications > 0).sum()),
         "verifications": int(ours.verifications.sum()),
     }

@@ -59,7 +59,7 @@ def compare_sweep(
         "settings": over_seeds,
         "rows": found,
     }
-    page = with_window(settings, settings_page(over_seeds))
+    page = with_window(settings, settings_page(over_seeds, prompts))
     left_out = [jobs.left_out_line()] if jobs.left_out else []
     whole = "\n\n".join([page, *left_out, *seed_pages(found)])
     write_report(folder / "compare.json", numbers, folder / "compare.md", whole)
@@ -99,6 +99,7 @@ def setting_row(of_seeds: Sequence[Mapping[str, Any]], *, first: str) -> dict[st
         **{key: of_seeds[0][key] for key in WAY},
         "setting": of_seeds[0]["head"],
         "seeds": [row["seed"] for row in of_seeds],
+        "conversations": of_seeds[0]["conversations"],
         "prompts": of_seeds[0]["prompts"],
         "accept_length": over_seeds([row["accept_length"] for row in of_seeds])._asdict(),
         "pairs": len(pairs),
@@ -119,7 +120,7 @@ def verdict(row: Mapping[str, Any], first: str) -> str:
         return f"{against} {way}: no seed in common"
     difference = Estimate(**row["difference"])
     measured = " ".join(filter(None, _cells_of(difference, "+")))
-    over = f"{row['pairs']} seeds" if row["pairs"] > 1 else f"one seed, {row['prompts']} prompts"
+    over = f"{row['pairs']} seeds" if row["pairs"] > 1 else f"one seed, {row['conversations']} conversations"
     said = "not separated"
     if difference.low is None or difference.high is None:
         said = "no interval"
@@ -128,11 +129,11 @@ def verdict(row: Mapping[str, Any], first: str) -> str:
     return f"{against}: {measured} {way}, over {over}: {said}"
 
 
-def settings_page(made: Sequence[Mapping[str, Any]]) -> str:
+def settings_page(made: Sequence[Mapping[str, Any]], prompts: PromptSet) -> str:
     interval = f"{CONFIDENCE:.0%} interval"
     columns = ["sampling", "drafts", "setting", "seeds", "accept length", interval, "difference", interval]
     lines = [row["verdict"] for row in made if row["verdict"]]
-    note = f"{made[0]['prompts']} prompts. Intervals are over seeds (Student's t), of one seed over prompts."
+    note = f"{prompts}. Intervals are over seeds (Student's t), of one seed over conversations."
     return "\n\n".join([markdown.table(columns, map(_cells, made)), note, *(["\n".join(lines)] if lines else [])])
 
 

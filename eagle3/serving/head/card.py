@@ -132,8 +132,9 @@ def accept_lengths(record: HeadRecord) -> str:
     rows: list[tuple[Any, ...]] = []
     if measured := record.accept_length:
         where = "held-out prompts of the training data" if measured.from_validation else "other prompts"
+        talks = f" of {measured.conversations} conversations" if measured.conversations is not None else ""
         how = (
-            f"{measured.prompts} {where}, up to {measured.max_new_tokens} tokens each, decoded at temperature "
+            f"{measured.prompts} {where}{talks}, up to {measured.max_new_tokens} tokens each, decoded at temperature "
             f"{measured.temperature:g} in {measured.dtype}"
         )
         shape = f"{measured.steps} drafts in a row" if measured.topk == 1 else f"tree of {measured.draft_tokens} tokens"

@@ -1,18 +1,25 @@
-"""One measured load: many prompts sent to one server, `concurrency` at a time, and their answers compared."""
+"""One measured load: many conversations with one server, `concurrency` at a time, and its answers compared."""
 
 import asyncio
 import math
 import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
+from eagle3.answers.chat import RefusedConversation
 from eagle3.engine.client import new_session
 from eagle3.engine.timed import ServedAnswer, flush_cache, generate
 from eagle3.progress import Bar
+from eagle3.serving.check.turns import Turn
 from eagle3.settings.serving import BenchSettings, TuneSettings
+
+Talk = list[tuple[float, ServedAnswer]]  # of a conversation: when each turn was sent, and its answer
+FAILED = "the request before failed"
 
 
 @dataclass(frozen=True)
@@ -25,11 +32,13 @@ class Agreement:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """Answers in the order of their prompts; `seconds` are from the first request sent to the last answer complete.
+    """Answers in the order of conversations and turns; `seconds` are from the first request sent to the last answer
+    complete.
 
     `full_seconds` are from the first request sent until the first place finds no other to send: up to then,
     `concurrency` requests run. `full_tokens` are the output tokens of that time. `cache_flushed` says whether the
-    server emptied its prefix cache before."""
+    server emptied its prefix cache before. `ended` counts, by reason, conversations that ended before their last
+    turn."""
 
     answers: list[ServedAnswer]
     seconds: float
@@ -37,6 +46,7 @@ class LoadResult:
     full_tokens: float
     cache_flushed: bool
     agreement: Agreement = Agreement(0, 0)
+    ended: dict[str, int] = field(default_factory=dict)
 
     @property
     def complete(self) -> list[ServedAnswer]:
@@ -49,7 +59,7 @@ class LoadResult:
 
 def measure_load(
     url: str,
-    prompts: Sequence[list[int]],
+    conversations: Sequence[Turn],
     *,
     concurrency: int,
     sampling: Mapping[str, Any],
@@ -57,7 +67,7 @@ def measure_load(
     timeout_s: float,
     progress: str | None,
 ) -> LoadResult:
-    """Answer each prompt once, `concurrency` at a time: a new request is sent when one is complete.
+    """Have each conversation once, `concurrency` at a time: its next turn is sent when the answer is complete.
 
     It first sends `warmup` uncounted requests for each concurrent one, and empties the prefix cache, so that no
     measurement profits from an earlier one. `sampling` is SGLang's `sampling_params`; EOS ends an answer.
@@ -67,43 +77,69 @@ def measure_load(
         async with new_session(timeout_s=timeout_s) as session:
 
             async def ask(prompt_ids: list[int]) -> ServedAnswer:
-                return await generate(session, url, prompt_ids, sampling=sampling)
+                answer = await generate(session, url, prompt_ids, sampling=sampling)
+                return replace(answer, prompt_ids=tuple(prompt_ids))
 
-            warming = list(islice(cycle(prompts), warmup * concurrency))
-            await _concurrently(ask, warming, concurrency, progress=None)
+            async def warm_up(turn: Turn, talk: Talk) -> None:
+                await ask(turn.ids)
+
+            warming = list(islice(cycle(conversations), warmup * concurrency))
+            await _concurrently(warm_up, warming, concurrency, progress=None)
             cache_flushed = await flush_cache(session, url)
+            ended: Counter[str] = Counter()
             start = time.perf_counter()
-            answers, sent, idle = await _concurrently(ask, prompts, concurrency, progress=progress)
+            talks, idle = await _concurrently(partial(_talk, ask, ended), conversations, concurrency, progress=progress)
             seconds = time.perf_counter() - start
-            tokens = sum(tokens_until(idle - since, answer) for answer, since in zip(answers, sent, strict=True))
-            return LoadResult(answers, seconds, idle - start, tokens, cache_flushed)
+            answers = [answer for talk in talks for _, answer in talk]
+            tokens = sum(tokens_until(idle - since, answer) for talk in talks for since, answer in talk)
+            return LoadResult(answers, seconds, idle - start, tokens, cache_flushed, ended=dict(ended))
 
     return asyncio.run(measure())
 
 
+async def _talk(
+    ask: Callable[[list[int]], Awaitable[ServedAnswer]], ended: Counter[str], first: Turn, talk: Talk
+) -> None:
+    """Have one conversation; `ended` counts why it had to end before its last turn."""
+    turn: Turn | None = first
+    while turn is not None:
+        since = time.perf_counter()
+        answer = await ask(turn.ids)
+        talk.append((since, answer))
+        if turn.is_last:
+            return
+        if answer.error is not None:
+            ended[FAILED] += 1
+            return
+        try:
+            turn = await asyncio.to_thread(turn.following, answer.output_ids)  # other streams' times are taken here
+        except RefusedConversation as refused:
+            ended[str(refused)] += 1
+            return
+
+
 async def _concurrently(
-    ask: Callable[[list[int]], Awaitable[ServedAnswer]],
-    prompts: Sequence[list[int]],
+    have: Callable[[Turn, Talk], Awaitable[None]],
+    conversations: Sequence[Turn],
     concurrency: int,
     *,
     progress: str | None,
-) -> tuple[list[ServedAnswer], list[float], float]:
-    """Return the answers, the times at which their requests were sent, and the time at which a place became idle."""
-    answers: dict[int, ServedAnswer] = {}
-    sent, idle = [0.0] * len(prompts), math.inf
-    queue = iter(enumerate(prompts))
-    with Bar(total=len(prompts), desc=progress, unit="answer", disable=progress is None) as bar:
+) -> tuple[list[Talk], float]:
+    """Return what each conversation was, and the time at which a place became idle."""
+    talks: list[Talk] = [[] for _ in conversations]
+    idle = math.inf
+    queue = iter(zip(conversations, talks, strict=True))
+    with Bar(total=len(conversations), desc=progress, unit="conversation", disable=progress is None) as bar:
 
         async def place() -> None:
             nonlocal idle
-            for number, prompt_ids in queue:  # one queue for all places
-                sent[number] = time.perf_counter()
-                answers[number] = await ask(prompt_ids)
+            for turn, talk in queue:  # one queue for all places
+                await have(turn, talk)
                 bar.update()
             idle = min(idle, time.perf_counter())
 
-        await asyncio.gather(*(place() for _ in range(min(concurrency, len(prompts)))))
-    return [answers[number] for number in range(len(prompts))], sent, idle
+        await asyncio.gather(*(place() for _ in range(min(concurrency, len(conversations)))))
+    return talks, idle
 
 
 def tokens_until(seconds: float, answer: ServedAnswer) -> float:
@@ -123,7 +159,7 @@ class PlainAnswers:
     sampling: Mapping[str, Any]
     first: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
 
-    def compared(self, result: LoadResult, prompts: Sequence[list[int]], *, plain: bool) -> LoadResult:
+    def compared(self, result: LoadResult, *, plain: bool) -> LoadResult:
         """Add how many complete answers equal the known ones, token for token.
 
         `plain`: the answers are the plain server's own and become known. Sampled answers are not compared: they may
@@ -131,37 +167,34 @@ class PlainAnswers:
         if self.sampling["temperature"] != 0:
             return result
         same = compared = 0
-        for prompt, answer in zip(prompts, result.answers, strict=True):
-            if answer.error is not None:
-                continue
-            known = self.first.get(tuple(prompt))
+        for answer in result.complete:
+            known = self.first.get(answer.prompt_ids)
             if known is not None:
                 compared, same = compared + 1, same + (answer.output_ids == known)
             elif plain:
-                self.first[tuple(prompt)] = answer.output_ids
+                self.first[answer.prompt_ids] = answer.output_ids
         return replace(result, agreement=Agreement(same, compared))
 
     def measure(
         self,
         url: str,
-        prompts: Sequence[list[int]],
+        conversations: Sequence[Turn],
         concurrency: int,
         settings: BenchSettings | TuneSettings,
         *,
         plain: bool,
         progress: str,
     ) -> LoadResult:
-        """Send each prompt to a server, then each again in turn where places would otherwise be empty most of the
-        time, and compare the answers."""
-        number = max(len(prompts), settings.requests_per_place * concurrency)
-        requests = list(islice(cycle(prompts), number))
+        """Have each conversation with a server, then each again in turn where places would otherwise be empty most of
+        the time, and compare the answers."""
+        number = max(len(conversations), settings.requests_per_place * concurrency)
         result = measure_load(
             url,
-            requests,
+            list(islice(cycle(conversations), number)),
             concurrency=concurrency,
             sampling=self.sampling,
             warmup=settings.warmup,
             timeout_s=settings.timeout_s,
             progress=progress,
         )
-        return self.compared(result, requests, plain=plain)
+        return self.compared(result, plain=plain)

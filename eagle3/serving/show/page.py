@@ -45,7 +45,7 @@ def page_facts(
         "drafts": drafting,
         "answers": f"max_new_tokens={how.max_new_tokens} temperature={how.temperature} seed={how.seed}",
         "dtype": measured.dtype,
-        "prompts": f"{measured.prompts} of {prompts.origin}{left_out}",
+        "prompts": f"{prompts}{left_out}",
         "date": f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         "command": origin["command"],
         "made by": f"{origin['commit']} on {origin['machine']}",

@@ -1,5 +1,6 @@
 """Candidate draft settings and what our decoder predicts for them before any server starts."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,8 +15,11 @@ from eagle3.draft_shape import Shape, most_draft_tokens
 from eagle3.errors import InputError
 from eagle3.head_files.format import load_head
 from eagle3.progress import Bar
+from eagle3.serving.check.prompts import Conversations, PromptSet, with_history
 from eagle3.settings.serving import AnswerSettings, TuneSettings
 from eagle3.target.model import Target, load_target, unload
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -23,11 +27,12 @@ class Gain:
     """Tokens gained per verification: `accept_length` as SGLang counts it, and `tokens` that reach the answer.
 
     They differ in the last verification of an answer, which may accept more drafts than there is room for.
-    `standard_error`, of the accept length, is over prompts."""
+    `standard_error`, of the accept length, is over conversations, `prompts` counts those of all their turns."""
 
     accept_length: float
     tokens: float
     standard_error: float | None = None
+    prompts: int | None = None
 
     def predicted_speed_up(
         self, setting: Shape, *, concurrency: int, compute_bound_tokens: float, step: float
@@ -65,22 +70,25 @@ def decoder_gains(
     settings: TuneSettings,
     target_settings: Mapping[str, Any],
     head: Path,
-    prompts: Sequence[list[int]],
+    conversations: Conversations,
     answering: AnswerSettings,
     stop_ids: frozenset[int],
 ) -> dict[Shape, Gain]:
-    """Replay every setting on the target's own answers to these prompts.
+    """Replay every setting on the target's own answers to all turns of these conversations.
 
     The target is loaded for this alone: the servers that are timed next need the GPU's memory."""
     try:
         target = replace(load_target(**target_settings), stop_ids=stop_ids)
+        most, rows = answering.max_new_tokens, settings.batch_size
+        prompts = with_history(target, conversations, max_new_tokens=most, batch_size=rows)
+        log.info("%s, left out: %s", prompts, prompts.left_out or "none")
         return _replayed(settings, target, head, prompts, answering)
     finally:
         unload()
 
 
 def _replayed(
-    settings: TuneSettings, target: Target, head: Path, prompts: Sequence[list[int]], answering: AnswerSettings
+    settings: TuneSettings, target: Target, head: Path, prompts: PromptSet, answering: AnswerSettings
 ) -> dict[Shape, Gain]:
     loaded = load_head(head, num_layers=len(target.layers), dtype=target.embedding.dtype)
     topk = [1] if settings.loads else settings.topk  # SGLang changes the steps of chains alone
@@ -92,21 +100,23 @@ def _replayed(
     )
     speculator, most = Speculator(target, loaded.head, loaded.capture_layers), max(settings.steps)
     sampling = {**asdict(answering), "batch_size": settings.batch_size}
-    answers = answer_all(target, prompts, beyond=most, progress="answers", **sampling)
+    answers = answer_all(target, prompts.prompts, beyond=most, progress="answers", **sampling)
     bar, window = Bar(answers, desc="replay", unit="prompt"), settings.draft_window
     recording = record(speculator, bar, steps=most, topks=sorted(set(topk)), draft_window=window)
-    return replayed_gains(recording, candidates)
+    return replayed_gains(recording, prompts.conversations, candidates)
 
 
-def replayed_gains(recording: Recording, settings: Iterable[Shape]) -> dict[Shape, Gain]:
-    """Return what our decoder would measure with each setting, up to rounding (see replay.py)."""
+def replayed_gains(recording: Recording, conversations: Sequence[int], settings: Iterable[Shape]) -> dict[Shape, Gain]:
+    """Return what our decoder would measure with each setting, up to rounding (see replay.py). `conversations` has the
+    number of each answer's."""
     gains = {}
     for setting in settings:
-        answers = [answer for answer in recording.replay_each(**setting._asdict()) if answer.verifications]
-        if not answers:
-            raise nothing_verified(len(recording.places[setting.topk]))
-        accepted, verifications = zip(*((sum(each.gained), each.verifications) for each in answers), strict=True)
-        length = accept_length(Gains(np.array(accepted, float), np.array(verifications, float)))
-        per_verification = sum(each.tokens for each in answers) / sum(verifications)
-        gains[setting] = Gain(length.value, per_verification, length.standard_error)
+        answers = recording.replay_each(**setting._asdict())
+        accepted = np.array([sum(each.gained) for each in answers], float)
+        verifications = np.array([each.verifications for each in answers], float)
+        if not verifications.any():
+            raise nothing_verified(len(answers))
+        length = accept_length(Gains(accepted, verifications, np.array(conversations)))
+        per_verification = sum(each.tokens for each in answers) / float(verifications.sum())
+        gains[setting] = Gain(length.value, per_verification, length.standard_error, len(answers))
     return gains

@@ -1,7 +1,7 @@
 """`action=tune`: the draft settings to serve with."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, Interrupted
 from eagle3.secrets import public
+from eagle3.serving.check.prompts import Conversations
 from eagle3.serving.server.launch import prepare
 from eagle3.serving.server.load import PlainAnswers
 from eagle3.serving.tune.candidates import decoder_gains
@@ -25,7 +26,7 @@ def tune(
     launch: LaunchSettings,
     target: TargetFiles,
     head: str,
-    prompts: Sequence[list[int]],
+    conversations: Conversations,
     answering: AnswerSettings,
     *,
     target_settings: Mapping[str, Any],
@@ -44,7 +45,7 @@ def tune(
         target=target.path,
         revision=target.revision,
         head=head,
-        prompts=prompts,
+        conversations=conversations.first,
         plain_answers=PlainAnswers(sampling),
         log_dir=folder,
     )
@@ -52,7 +53,8 @@ def tune(
     conditions = {
         "target": target.path,
         "head": head,
-        "prompts": len(prompts),
+        "conversations": len(conversations.first),
+        "turns": conversations.turns,
         "launch": public(shlex.join(timer.command(None))),
         **asdict(answering),
         **asdict(settings),
@@ -63,7 +65,7 @@ def tune(
         return write_tune_report(found, folder, facts, target=target_settings["path"], head=head)
 
     try:
-        gains = decoder_gains(settings, target_settings, Path(head), prompts, answering, target.stop_ids)
+        gains = decoder_gains(settings, target_settings, Path(head), conversations, answering, target.stop_ids)
         print(keep(search(settings, gains, timer, keep)))
     except KeyboardInterrupt:
         report = folder / REPORT

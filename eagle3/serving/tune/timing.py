@@ -11,6 +11,7 @@ from eagle3.engine.endpoint import is_reachable, server_information
 from eagle3.engine.process import Server
 from eagle3.errors import InputError
 from eagle3.serving.bench.stats import Summary, summarise
+from eagle3.serving.check.turns import Turn
 from eagle3.serving.server.load import PlainAnswers
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.serving import TuneSettings
@@ -25,7 +26,7 @@ class ServerTimer:
     target: str
     revision: str | None
     head: str
-    prompts: Sequence[list[int]]
+    conversations: Sequence[Turn]
     plain_answers: PlainAnswers
     log_dir: Path
 
@@ -59,7 +60,7 @@ class ServerTimer:
     def _timed(self, server: Server, concurrency: int, *, plain: bool) -> Summary:
         progress = f"time {server.name} x{concurrency}"
         result = self.plain_answers.measure(
-            server.url, self.prompts, concurrency, self.settings, plain=plain, progress=progress
+            server.url, self.conversations, concurrency, self.settings, plain=plain, progress=progress
         )
         if result.failed and not is_reachable(server.url):
             raise server.failure()

@@ -23,7 +23,7 @@ def test_the_report_has_the_decoders_accept_length_and_a_verdict_for_each_set(
     cells = read_json(tmp_path / "results.json", made_by="this test")["cells"]
     [cell] = [cell for cell in cells if (cell["prompt_set"], cell["concurrency"]) == ("chat", 1)]
     decoder = Speculator(small_target(), small_head(), LAYERS)
-    made = [decoder.decode(prompt, max_new_tokens=NEW_TOKENS, **TREE) for prompt in SETS["chat"]]
+    made = [decoder.decode(turn.ids, max_new_tokens=NEW_TOKENS, **TREE) for turn in SETS["chat"]]
     verifications = sum(one.verifications for one in made)
     per_depth = [sum(one.accepted[depth] for one in made) / verifications for depth in range(3)]
     assert cell["sides"]["head"]["per_depth"] == pytest.approx([share for share in per_depth if share])
@@ -53,9 +53,11 @@ def test_where_speculation_does_not_pay_the_verdict_says_who_looks_for_what_does
 
 
 def test_failures_and_one_sided_results_are_shown_as_such(tmp_path: Path) -> None:
-    failing = LoadResult([ServedAnswer(error="HTTP 500")], 1.0, 1.0, 0.0, cache_flushed=False)
-    said = write_bench_report([MeasuredLoad("head", "chat", 4, 0, failing)], FACTS, tmp_path)
+    failing = LoadResult([ServedAnswer(error="HTTP 500")], 1.0, 1.0, 0.0, cache_flushed=False, ended={"no room": 2})
+    loads = [MeasuredLoad("head", "chat", 4, repeat, failing) for repeat in (0, 1)]
+    said = write_bench_report(loads, FACTS, tmp_path)
     assert said == "chat: plain target and head were not both measured"
     report = (tmp_path / "report.md").read_text()
-    assert "Failed at concurrency 4: head: 1 times HTTP 500" in report
+    assert "Failed at concurrency 4: head: 2 times HTTP 500" in report
+    assert "Ended before their last turn at concurrency 4: head: 4 times no room" in report
     assert "| 4 | head | - |" in report

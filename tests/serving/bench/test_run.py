@@ -10,7 +10,7 @@ import pytest
 from fitted_head import PROMPT
 from scripts import call_script
 from serving_fixtures import bench_settings, launch_settings, sglang_site, wait_until
-from small_servers import plan
+from small_servers import alone, plan
 from stores import ASSETS
 
 from eagle3.answers.chat import Chat
@@ -38,7 +38,7 @@ def test_bench_starts_the_servers_one_after_the_other_and_compares_them(
     settings = bench_settings(concurrency=[2], requests_per_place=2, repeats=2)
     fixed = Draft(head=str(head_folder), **CHAIN)
     write_adaptive(tmp_path / "adaptive.json", {1: 2, 2: 1})
-    plan = BenchPlan(settings, {"chat": [PROMPT, PROMPT[:9]]}, sampling)
+    plan = BenchPlan(settings, {"chat": [alone(PROMPT), alone(PROMPT[:9])]}, "all", sampling)
     bench(
         launch_settings(sglang_site(tmp_path), check=False),
         target_files,
@@ -85,16 +85,16 @@ def test_dry_run_looks_at_the_head_prints_the_commands_and_starts_nothing(
     settings, draft = launch_settings(tmp_path, env={"A": "b"}), Draft(head=str(exported), **CHAIN)
     rest: dict[str, Any] = {"origin": {}, "folder": tmp_path / "out"}
     drafts: dict[Side, Draft | None] = {"plain": None, "head": draft, "adaptive": None}
-    bench(settings, target_files, drafts, BenchPlan(bench_settings(), {}, {}), dry_run=True, **rest)
+    bench(settings, target_files, drafts, BenchPlan(bench_settings(), {}, "all", {}), dry_run=True, **rest)
     plain, drafting = capsys.readouterr().out.splitlines()
     assert plain.startswith("A=b ") and "--speculative" not in plain
     assert f"--speculative-draft-model-path {exported}" in drafting
     assert not (tmp_path / "out").exists()
     (exported / "config.json").unlink()
     with pytest.raises(InputError, match=r"config\.json does not exist; make it with: python serve\.py action=export"):
-        bench(settings, target_files, drafts, BenchPlan(bench_settings(), {}, {}), dry_run=True, **rest)
+        bench(settings, target_files, drafts, BenchPlan(bench_settings(), {}, "all", {}), dry_run=True, **rest)
     urls = bench_settings(plain_url="http://127.0.0.1:1", head_url="http://127.0.0.1:2")
-    bench(settings, target_files, drafts, BenchPlan(urls, {}, {}), dry_run=True, **rest)  # which nobody starts
+    bench(settings, target_files, drafts, BenchPlan(urls, {}, "all", {}), dry_run=True, **rest)  # which nobody starts
 
 
 def test_requests_end_where_the_answers_of_training_end_and_the_result_names_the_head(
@@ -157,8 +157,10 @@ def test_the_report_holds_no_variable_of_the_environment(
 
 def test_prompt_sets_are_rendered_by_the_targets_template(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "Grüße?"}\n{"prompt": "' + "long " * 500 + '"}\n')
-    settings = PromptFile(path=None, split=None, fields={})
+    settings = PromptFile(path=None, split="train", fields={}, turns="all")
     found = prompt_sets(chat, {"a": str(tmp_path / "a.jsonl")}, settings, limit=None, max_length=200)
-    assert found == {"a": [chat.prompt_ids([{"role": "user", "content": "Grüße?"}])]}
+    assert {name: [turn.ids for turn in each.first] for name, each in found.items()} == {
+        "a": [chat.prompt_ids([{"role": "user", "content": "Grüße?"}])]
+    }
     with pytest.raises(InputError, match=r"try bench\.prompts="):
         prompt_sets(chat, {}, settings, limit=None, max_length=200)

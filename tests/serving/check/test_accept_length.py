@@ -70,8 +70,9 @@ def test_a_head_without_a_record_is_measured_against_the_least_useful_accept_len
 
 
 def test_one_answer_that_holds_all_verifications_has_an_accept_length_and_no_error(
-    exported: Path, measurer: Measurer, monkeypatch: pytest.MonkeyPatch
+    exported: Path, make_measurer: Callable[..., Measurer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    measurer = make_measurer(questions=["What is a list?", "What is a tuple?", "What is a set?"])
     long, short = Decoded([5] * 40, 20, [12, 8], 0, "stop"), Decoded([2], 0, [0, 0], 0, "stop")
     decodings = Measurement([long, short, short], 1.0, 1.0)
     monkeypatch.setattr(accept_length, "measure", lambda *given, **settings: decodings)

@@ -226,13 +226,15 @@ def test_a_loss_counts_if_it_is_beyond_5_percent_and_two_standard_errors(
     lost: float, spread: float, level: str, measurer: Measurer
 ) -> None:
     verifications, signs = np.full(8, 50.0), np.array([-1.0, 1.0] * 4)
-    then = Gains(50 * np.ones(8), verifications)  # an accept length of 2
-    now = Gains(50 * (1 - lost + spread * signs), verifications)
+    then = Gains(50 * np.ones(8), verifications, np.arange(8))  # an accept length of 2
+    now = Gains(50 * (1 - lost + spread * signs), verifications, np.arange(8))
     assert judged(measurer, now, then).level == level
 
 
 def test_one_answer_alone_has_no_standard_error_and_is_no_ground_for_a_warning(measurer: Measurer) -> None:
-    then, now = Gains(np.array([50.0]), np.array([50.0])), Gains(np.array([0.0]), np.array([100.0]))
+    then, now = (
+        Gains(np.array([accepted]), np.array([made]), np.arange(1)) for accepted, made in ((50.0, 50.0), (0.0, 100.0))
+    )
     finding = judged(measurer, now, then)
     assert (finding.level, finding.message[:5]) == ("ok", "1.000")
 

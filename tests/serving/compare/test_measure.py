@@ -37,7 +37,7 @@ def require_same(target, head, settings, max_new_tokens):
     """Require the same counts as from decoding prompt by prompt, and return what was measured."""
     speculator = Speculator(target, head, LAYERS)
     answers = answers_at(target, PROMPTS, settings, max_new_tokens=max_new_tokens, seed=SEED)
-    measured = measure_head(speculator, answers, settings, "head")
+    measured = measure_head(speculator, answers, range(len(PROMPTS)), settings, "head")
     assert len(measured) == len(SHAPES) * 2
     for way, found in measured.items():
         assert list(found) == list(SPANS)

@@ -23,6 +23,7 @@ from eagle3.storage.records import read_sealed_json
 
 PROMPTS = [PROMPT, PROMPT[9:], PROMPT * 2, PROMPT[4:], PROMPT[2:]]  # ragged, of two sources
 SOURCES = ["code", "code", "code", "prose", "prose"]
+CONVERSATIONS = [0, 1, 1, 2, 3]  # one has two turns
 
 
 def settings(**changes):
@@ -52,7 +53,7 @@ def folders(fitted, tmp_path: Path) -> list[Path]:
 
 
 def run(folders, tmp_path, target=None, **changes):
-    found = PromptSet("here", PROMPTS, {}, SOURCES)
+    found = PromptSet("here", "all", PROMPTS, CONVERSATIONS, SOURCES, {})
     out = tmp_path / "out"
     out.mkdir(exist_ok=True)
     origin = {"commit": "c", "command": "c", "machine": "m", "versions": {}}
@@ -65,6 +66,7 @@ def test_the_result_has_every_way_source_and_head_and_the_table_says_the_same(fo
     found = run(folders, tmp_path, draft_window=512)
     assert len(found) == 3 * 4 * 2  # all, code and prose; two temperatures of two shapes; heads
     assert {row["source"]: row["prompts"] for row in found} == {"all": 5, "code": 3, "prose": 2}
+    assert {row["source"]: row["conversations"] for row in found} == {"all": 4, "code": 2, "prose": 2}
     for first, other in zip(found[::2], found[1::2], strict=True):
         assert (first["head"], other["head"], first["difference"]) == ("good", "worse", None)
         gained = Estimate(**other["difference"])
@@ -72,8 +74,9 @@ def test_the_result_has_every_way_source_and_head_and_the_table_says_the_same(fo
         assert gained.low <= gained.value <= gained.high
     printed = capsys.readouterr().out
     assert printed == (tmp_path / "out/compare.md").read_text()
-    window, _, _, _, *lines = printed.splitlines()
+    window, _, asked, _, _, _, *lines = printed.splitlines()
     assert window == "compare.draft_window=512"
+    assert asked == "5 prompts of 4 conversations (here, prompts.turns=all)"
     for line, row in zip(lines, found, strict=True):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         assert cells[:2] + cells[4:5] == [row["source"], str(row["prompts"]), row["head"]]

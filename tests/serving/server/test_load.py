@@ -4,13 +4,17 @@ import asyncio
 from typing import Any
 
 import pytest
+from aiohttp import web
+from exported_head import tiny_chat, tiny_target
 from fitted_head import LAYERS, NEW_TOKENS, PROMPT, TREE, small_target
+from protocol_server import ProtocolServer, plain
 from serving_fixtures import free_port, serving
 from small_servers import GREEDY, PROMPTS, head_server, load, small_head
 
-from eagle3.decoding.speculate import Speculator
+from eagle3.decoding.speculate import Speculator, plain_greedy
 from eagle3.engine.timed import ServedAnswer
-from eagle3.serving.server.load import Agreement, LoadResult, PlainAnswers, tokens_until
+from eagle3.serving.check.turns import Turn, first_turn
+from eagle3.serving.server.load import Agreement, LoadResult, PlainAnswers, measure_load, tokens_until
 
 
 def test_answers_and_counts_are_those_of_the_decoder() -> None:
@@ -76,22 +80,87 @@ def test_the_end_of_a_load_when_places_are_idle_counts_for_no_rate(monkeypatch: 
     assert result.full_tokens == 20 and 0 < result.full_seconds < result.seconds
 
 
+# --- conversations ---------------------------------------------------------------------------------------------------
+
+TALK = [{"role": "user", "content": text} for text in ("Hi", "And then?", "Why?")]
+LOAD: Any = {"sampling": GREEDY | {"max_new_tokens": 6}, "warmup": 0, "timeout_s": 600, "progress": None}
+
+
+def questions(count: int = 3) -> Turn:
+    """A conversation of so many questions, without answers."""
+    return first_turn(tiny_chat(), {"messages": TALK[:count]}, "all", 999)
+
+
+def test_a_turn_is_sent_with_the_servers_own_answers_to_the_turns_before_it() -> None:
+    server, chat = ProtocolServer(plain(tiny_target()), {}), tiny_chat()
+    with serving(server) as url:
+        result = measure_load(url, [questions(), questions(2)], **LOAD, concurrency=1)
+    expected = []
+    for count in (3, 2):
+        messages: list[dict[str, str]] = []
+        for question in TALK[:count]:
+            messages.append(question)
+            expected.append(chat.prompt_ids(messages))
+            answer = chat.answer_text(expected[-1], plain_greedy(tiny_target(), expected[-1], 6))
+            messages.append({"role": "assistant", "content": answer or ""})
+    assert [body["input_ids"] for body in server.received] == expected
+    assert [list(answer.prompt_ids) for answer in result.answers] == expected
+    assert (len(result.complete), result.ended) == (5, {})
+    assert result.full_tokens == sum(answer.output_tokens for answer in result.answers)
+
+
+def test_places_have_one_conversation_each_at_a_time() -> None:
+    server = ProtocolServer(plain(tiny_target()), {})
+    with serving(server) as url:
+        measure_load(url, [questions()] * 4, **LOAD | {"warmup": 1}, concurrency=2)
+    assert server.most_running == 2 and server.received_at_flush == [2]
+    first = questions().ids
+    sent = [body["input_ids"] == first for body in server.received[2:]]
+    assert len(sent) == 12 and sent[:2] == [True, True] and not any(sent[2:4])
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_conversation_whose_request_fails_ends_and_is_counted(given: bool) -> None:
+    server = ProtocolServer(plain(tiny_target()), {})
+    server.fault = lambda number: web.Response(status=500) if number == 1 else None
+    messages = [TALK[0], *([{"role": "assistant", "content": "Ho"}] if given else []), TALK[1]]
+    failing = first_turn(tiny_chat(), {"messages": messages}, "all", 999)
+    with serving(server) as url:
+        result = measure_load(url, [failing, questions(2)], **LOAD, concurrency=1)
+    assert [answer.error is None for answer in result.answers] == [False, True, True]
+    assert result.ended == {"the request before failed": 1}
+
+
+def test_a_conversation_without_room_for_its_next_turn_ends_and_is_counted() -> None:
+    narrow = first_turn(tiny_chat(), {"messages": TALK}, "all", len(questions().ids))
+    with serving(ProtocolServer(plain(tiny_target()), {})) as url:
+        result = measure_load(url, [narrow], **LOAD, concurrency=1)
+    assert len(result.complete) == 1
+    assert [*result.ended] == [
+        f"empty, or longer than the target's context less the answer: {narrow.max_length} tokens"
+    ]
+
+
 # --- the plain server's answers --------------------------------------------------------------------------------------
 
 
 def made(*answers: tuple[int, ...] | None) -> LoadResult:
-    served = [ServedAnswer(error="HTTP 500") if ids is None else ServedAnswer(output_ids=ids) for ids in answers]
+    """Answers to the prompts 1, 2 and 1 again."""
+    served = [
+        ServedAnswer(error="HTTP 500") if ids is None else ServedAnswer(prompt_ids=(prompt,), output_ids=ids)
+        for ids, prompt in zip(answers, (1, 2, 1), strict=False)
+    ]
     return LoadResult(served, 1.0, 1.0, 0.0, cache_flushed=True)
 
 
 def test_complete_answers_are_compared_with_the_plain_servers_first() -> None:
-    known, prompts = PlainAnswers(GREEDY), [[1], [2], [1]]
-    assert known.compared(made((5,)), [[1]], plain=False).agreement == Agreement(0, 0)  # nothing to compare with
-    assert known.compared(made(None), [[1]], plain=True).agreement == Agreement(0, 0)
-    first = known.compared(made((5, 6), (7,), (5,)), prompts, plain=True)
+    known = PlainAnswers(GREEDY)
+    assert known.compared(made((5,)), plain=False).agreement == Agreement(0, 0)  # nothing to compare with
+    assert known.compared(made(None), plain=True).agreement == Agreement(0, 0)
+    first = known.compared(made((5, 6), (7,), (5,)), plain=True)
     assert first.agreement == Agreement(0, 1)  # the first prompt, asked again
-    assert known.compared(made((5, 6), (7,), (5, 6)), prompts, plain=True).agreement == Agreement(3, 3)
-    assert known.compared(made((5, 6), None, (5, 7)), prompts, plain=False).agreement == Agreement(1, 2)
+    assert known.compared(made((5, 6), (7,), (5, 6)), plain=True).agreement == Agreement(3, 3)
+    assert known.compared(made((5, 6), None, (5, 7)), plain=False).agreement == Agreement(1, 2)
     sampled = PlainAnswers(GREEDY | {"temperature": 0.7})
     for _ in range(2):
-        assert sampled.compared(made((5,)), [[1]], plain=True).agreement == Agreement(0, 0)
+        assert sampled.compared(made((5,)), plain=True).agreement == Agreement(0, 0)

@@ -27,18 +27,20 @@ def test_bad_settings_name_their_keys(changes: dict, message: str) -> None:
         all_settings(**given | changes)
 
 
-def test_replayed_gains_are_sums_over_answers_with_an_error_over_prompts() -> None:
+def test_replayed_gains_are_sums_over_answers_with_an_error_over_conversations() -> None:
     """Two answers of 3 and 4 tokens after the first: drafts are right everywhere (0) or nowhere (9)."""
     right, wrong = torch.zeros(3, 2, 2), torch.full((4, 2, 2), 9.0)
     recording = Recording({1: [right.int(), wrong.int(), wrong.int()[:0]]})  # the third is one token long
     chain = Shape(2, 1, 3)
-    [gain] = replayed_gains(recording, [chain]).values()
-    assert (gain.accept_length, gain.tokens) == (1 + 2 / 5, 7 / 5)  # one verification and four
+    [gain] = replayed_gains(recording, [0, 1, 1], [chain]).values()
+    assert (gain.accept_length, gain.tokens, gain.prompts) == (1 + 2 / 5, 7 / 5, 3)  # one verification and four
     assert gain.standard_error == pytest.approx(1.0)  # the accept lengths without one or the other: 1 and 3
-    [alone] = replayed_gains(Recording({1: [right.int()]}), [chain]).values()
+    [of_one] = replayed_gains(recording, [0, 0, 0], [chain]).values()
+    assert (of_one.accept_length, of_one.standard_error) == (gain.accept_length, None)
+    [alone] = replayed_gains(Recording({1: [right.int()]}), [0], [chain]).values()
     assert (alone.accept_length, alone.tokens, alone.standard_error) == (3.0, 3.0, None)
     with pytest.raises(InputError, match="none of 1 answers was longer than one token"):
-        replayed_gains(Recording({1: [right.int()[:0]]}), [chain])
+        replayed_gains(Recording({1: [right.int()[:0]]}), [0], [chain])
 
 
 def test_the_predicted_speed_up_falls_with_steps_and_with_verified_tokens_the_more_the_higher_the_load() -> None:

@@ -1,6 +1,7 @@
 """action=tune as a user meets it: from prompts to the command, and what is there when it is stopped."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -8,11 +9,13 @@ import pytest
 from fitted_head import PROMPT
 from scripts import call_script
 from serving_fixtures import launch_settings, sglang_site
+from small_servers import alone
 from stores import ASSETS
 from timed_machine import CHAINS, SETTINGS, gain, settings
 
 import eagle3.serving.tune.run
 from eagle3.errors import InputError, Interrupted
+from eagle3.serving.check.prompts import Conversations
 from eagle3.serving.tune.run import tune
 from eagle3.serving.tune.timing import ServerTimer
 from eagle3.settings.serving import AnswerSettings, TuneSettings
@@ -21,8 +24,10 @@ from eagle3.target.files import read_target_files
 
 def tune_with(given: TuneSettings, folder: Path, *, head: Path | str = "head", **launch: Any) -> None:
     target = read_target_files(path=str(ASSETS / "tiny"))
+    first = [alone(PROMPT), alone(PROMPT[3:])]
+    asked = Conversations("here", "all", first, ["here", "here"], Counter())
     tune(
-        given, launch_settings(sglang_site(folder), check=False, **launch), target, str(head), [PROMPT, PROMPT[3:]],
+        given, launch_settings(sglang_site(folder), check=False, **launch), target, str(head), asked,
         AnswerSettings(max_new_tokens=12, temperature=0.0, seed=0), target_settings={"path": target.path}, origin={},
         folder=folder / "out",
     )  # fmt: skip
@@ -31,7 +36,8 @@ def tune_with(given: TuneSettings, folder: Path, *, head: Path | str = "head", *
 def test_the_command_without_timings_replays_every_setting_on_the_users_prompts(
     tiny_path: Path, tmp_path: Path, head_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "chats.jsonl").write_text('{"prompt": "Hi"}\n{"prompt": "Grüße, 你好"}\n{"prompt": "left out"}\n')
+    rows = ('{"turns": ["Hi", "And then?"]}', '{"prompt": "Grüße, 你好"}', '{"prompt": "left out"}')
+    (tmp_path / "chats.jsonl").write_text("\n".join(rows))
     given = (f"target.path={tiny_path}", f"head={head_folder}", f"prompts.path={tmp_path}/chats.jsonl")
     shapes = ("tune.steps=[1,3]", "tune.topk=[1,2]", "tune.draft_tokens=[4]")
     short = ("max_new_tokens=8", "tune.timed=0", "limit=2")
@@ -41,7 +47,8 @@ def test_the_command_without_timings_replays_every_setting_on_the_users_prompts(
     assert {(row["steps"], row["topk"], row["draft_tokens"]) for row in report["settings"]} == {
         (1, 1, 2), (3, 1, 4), (3, 2, 4),
     }  # fmt: skip
-    assert (report["conditions"]["prompts"], report["plain"]) == (2, {})
+    assert (report["conditions"]["conversations"], report["conditions"]["turns"], report["plain"]) == (2, "all", {})
+    assert all(row["replayed"]["prompts"] == 3 for row in report["settings"])  # the first conversation has two turns
     assert said.out.count("~") == 3  # a predicted speed-up of each
     assert "Grüße" not in said.out + said.err + (tmp_path / "out" / "tune.json").read_text()
 

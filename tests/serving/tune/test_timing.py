@@ -11,6 +11,7 @@ import torch
 from exported_head import tiny_target
 from fitted_head import LAYERS, PROMPT
 from serving_fixtures import launch_settings, sglang_site
+from small_servers import alone
 from stores import ASSETS
 from timed_machine import settings
 
@@ -52,7 +53,7 @@ def server_timer(tmp_path: Path, *, head: Path | str = "head", fault: str = "", 
         target=str(ASSETS / "tiny"),
         revision=None,
         head=str(head),
-        prompts=[PROMPT, PROMPT[3:]],
+        conversations=[alone(PROMPT), alone(PROMPT[3:])],
         plain_answers=PlainAnswers({"max_new_tokens": 12, "temperature": 0.0}),
         log_dir=tmp_path / "logs",
     )
@@ -63,7 +64,7 @@ def test_servers_are_started_loaded_at_each_load_counted_and_stopped(tmp_path: P
     plain, timed = timer(None), timer(Shape(3, 1, 4))
     head = load_head(head_folder, dtype=torch.float32, num_layers=8).head
     ours = measure(
-        target, head, LAYERS, timer.prompts, steps=3, topk=1, draft_tokens=None,
+        target, head, LAYERS, [turn.ids for turn in timer.conversations], steps=3, topk=1, draft_tokens=None,
         max_new_tokens=12, temperature=0.0, seed=0, progress=None,
     )  # fmt: skip
     assert [plain[2].requests, plain[2].accept_length, [*timed]] == [4, None, [1, 2]]
