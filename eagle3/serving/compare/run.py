@@ -64,7 +64,7 @@ def compare(
         "target": target.path,
         "dtype": str(target.embedding.dtype).removeprefix("torch."),
         "heads": {name: facts_of(path) for name, path in paths.items()},
-        "conversations": prompts.number,
+        "conversations": prompts.num_conversations,
         "turns": prompts.turns,
         "prompts": len(prompts.prompts),
         "prompts_from": prompts.origin,
