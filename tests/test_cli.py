@@ -281,7 +281,8 @@ def test_compare_prints_a_table_and_leaves_it_as_sealed_json(
         f"prompts.path={world.root}/prompts.jsonl", "max_new_tokens=16", "limit=4", "logger=wandb",
     )  # fmt: skip
     lines = capsys.readouterr().out.splitlines()
-    assert lines[3].endswith("| +0.000 | +0.000 to +0.000 | 0.000 |")  # the same head once more
+    assert lines[0].startswith("4 prompts of 4 conversations (prompts.path=")
+    assert lines[5].endswith("| +0.000 | +0.000 to +0.000 | 0.000 |")  # the same head once more
     found = read_sealed_json(tmp_path / "run" / "compare.json", made_by="")
     assert found["prompts"] == 4 and {"commit", "command", "machine", "versions"} <= found.keys()
     [([logger], _, rows)] = tracked

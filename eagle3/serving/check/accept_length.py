@@ -80,7 +80,7 @@ class Measurer(CheckSettings):
             tokens=result.tokens,
             verifications=result.verifications,
             seconds=result.seconds,
-            conversations=prompts.number,
+            conversations=prompts.num_conversations,
             turns=prompts.turns,
             prompts=len(prompts.prompts),
             prompts_from=prompts.origin,

@@ -60,12 +60,12 @@ class PromptSet:
     from_validation: bool = False
 
     @property
-    def number(self) -> int:
+    def num_conversations(self) -> int:
         """The number of conversations."""
         return len({*self.conversations})
 
     def __str__(self) -> str:
-        of = f"{len(self.prompts)} prompts of {self.number} conversations"
+        of = f"{len(self.prompts)} prompts of {self.num_conversations} conversations"
         return f"{of} ({self.origin}, prompts.turns={self.turns})"
 
     @classmethod

@@ -83,7 +83,7 @@ def conditions(
         "target": target.path,
         "dtype": str(target.embedding.dtype).removeprefix("torch."),
         "heads": {name: facts_of(path) for name, path in paths.items()},
-        "conversations": prompts.number,
+        "conversations": prompts.num_conversations,
         "turns": prompts.turns,
         "prompts": len(prompts.prompts),
         "prompts_from": prompts.origin,
