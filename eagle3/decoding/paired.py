@@ -10,8 +10,7 @@ Shapes: N prompts or other samples, C conversations.
 """
 
 import math
-from collections.abc import Sequence
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -77,18 +76,6 @@ def difference(gains: Gains, first: Gains) -> Estimate:
     left_out, left_out_first = ours.left_out(), theirs.left_out()
     paired = None if left_out is None or left_out_first is None else left_out - left_out_first
     return _estimate(ours.accept_length - theirs.accept_length, paired)
-
-
-def mean_of(values: Sequence[float]) -> Estimate:
-    """Return the mean of independent measurements, such as trainings with other seeds, with Student's t interval."""
-    mean, count = fmean(values), len(values)
-    if count < 2:
-        return Estimate(mean, None, None, None)
-    from scipy.stats import t as student  # of the extra `bench`; decoding does without
-
-    error = stdev(values) / math.sqrt(count)
-    half = error * float(student.ppf(0.5 + CONFIDENCE / 2, count - 1))
-    return Estimate(mean, error, mean - half, mean + half)
 
 
 def _estimate(value: float, left_out: Float[np.ndarray, " N"] | None) -> Estimate:

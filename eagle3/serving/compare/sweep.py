@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3 import markdown
-from eagle3.decoding.paired import CONFIDENCE, Estimate, mean_of
+from eagle3.decoding.paired import CONFIDENCE, Estimate
 from eagle3.draft_shape import Shape
 from eagle3.head_files.files import read_without_weights
 from eagle3.serving.check.origin import warn_of_precision
@@ -110,7 +110,11 @@ def setting_row(of_seeds: Sequence[Mapping[str, Any]], *, first: str) -> dict[st
 
 def over_seeds(estimates: Sequence[Mapping[str, Any]]) -> Estimate:
     """Return the mean with an interval over seeds; of one seed the estimate itself, whose interval is over prompts."""
-    return Estimate(**estimates[0]) if len(estimates) == 1 else mean_of([each["value"] for each in estimates])
+    if len(estimates) == 1:
+        return Estimate(**estimates[0])
+    from eagle3.decoding.seeds import mean_of  # with the library of the extra `bench`
+
+    return mean_of([each["value"] for each in estimates])
 
 
 def verdict(row: Mapping[str, Any], first: str) -> str:

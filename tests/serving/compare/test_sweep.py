@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from math import sqrt
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from scripts import call_script, run_script
+from serving_fixtures import serve_run
 from stores import ASSETS
 from training_runs import sweep as train_sweep
 
@@ -299,3 +301,13 @@ def test_a_folder_without_a_finished_job_is_one_line(tmp_path: Path) -> None:
     job(tmp_path, "0", 0, "seed=0", result=False)
     with pytest.raises(InputError, match="has no finished job; continue it with ckpt_path=auto; left out: job 0"):
         find_jobs(tmp_path)
+
+
+def test_intervals_over_seeds_name_the_extra_that_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(2):
+        job(tmp_path, str(number), number, f"seed={number}")
+    run = serve_run("compare", f"sweep={tmp_path}", "heads=null")
+    assert commands.sweep_jobs(run) == find_jobs(tmp_path)
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(InputError, match=r"over the seeds of a sweep needs the package scipy; .*'\.\[bench\]'"):
+        commands.sweep_jobs(run)
