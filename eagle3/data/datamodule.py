@@ -2,8 +2,9 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from eagle3.errors import InputError
 from eagle3.features.loss_mask import AllTurns
 from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef, Samples
-from eagle3.features.source import REQUESTS, FeatureSource, as_setting
+from eagle3.features.source import REQUESTS, FeatureSource, MadeOnDemand, NoFeatures, as_setting
 from eagle3.features.split import hash64
 from eagle3.features.turns import anchors_of
 from eagle3.progress import Bar
@@ -67,6 +68,7 @@ class FeatureData(lightning.LightningDataModule):
         self.resumed = FROM_THE_START
         self.current: PackLoader | None = None
         self._planned: EpochPart | None = None
+        self.refused = 0
 
     def setup(self, stage: str) -> None:
         if not hasattr(self, "train_samples"):
@@ -101,7 +103,7 @@ class FeatureData(lightning.LightningDataModule):
     def val_dataloader(self) -> PackLoader:
         spread = {**self._spread(), "micro_batches": 1}
         packs = self._plans(self.val_samples, spread, shuffle_seed=None)[self._lightning.global_rank]
-        return self._loader(lambda: EpochPart(0, packs))
+        return self._loader(lambda: EpochPart(0, packs), keep=True)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         if not batch.pack.input_ids.is_cuda:
@@ -180,13 +182,38 @@ class FeatureData(lightning.LightningDataModule):
         sample = self.source.read(ref)
         return replace(sample, turns=self.loss_mask(sample))
 
-    def _loader(self, part: Callable[[], EpochPart]) -> PackLoader:
-        return PackLoader(part, self._load, prefetch=self.settings.prefetch, readers=self.settings.readers)
+    def _loader(self, part: Callable[[], EpochPart], *, keep: bool = False) -> PackLoader:
+        """`keep`: the same packs will be loaded again."""
+        source = self.source
+
+        def ahead(packs: Iterator[PlannedPack]) -> AbstractContextManager[Any]:
+            if not isinstance(source, MadeOnDemand):
+                return nullcontext()
+            return source.ahead((ref for pack in packs for ref in pack.samples), keep=keep)
+
+        own = {"prefetch": self.settings.prefetch, "readers": self.settings.readers}
+        return PackLoader(part, self._load, ahead=ahead, **own)
+
+    def _read_all(self, planned: PlannedPack) -> list[Sample]:
+        """Read the samples of a pack. Those that the target refuses are counted and left out; NoFeatures if all are."""
+        read = self.requests.map if self.requests else map
+        found = [*read(self._read_or_refused, planned.samples)]
+        samples = [each for each in found if isinstance(each, Sample)]
+        if not samples:
+            raise next(each for each in found if isinstance(each, NoFeatures))
+        return samples
+
+    def _read_or_refused(self, ref: SampleRef) -> Sample | NoFeatures:
+        try:
+            return self.read(ref)
+        except NoFeatures as refused:
+            self.refused += 1
+            log.warning("%s; samples left out so far: %d", refused, self.refused)
+            return refused
 
     def _load(self, planned: PlannedPack) -> Batch:
-        read = self.requests.map if self.requests else map
         pack = pack_samples(
-            list(read(self.read, planned.samples)),
+            self._read_all(planned),
             anchors_in_step=planned.anchors_in_step,
             samples_in_step=planned.samples_in_step,
             pin=self.side_stream is not None,
@@ -225,8 +252,10 @@ class FeatureData(lightning.LightningDataModule):
         fitting = self.loss_mask.select(self.selected)
         samples = fitting[: self.settings.limit_samples]
         if type(self.loss_mask) is not AllTurns:  # the index counts anchors of unmasked answers only
-            masked = map(self.read, Bar(samples, desc="count anchors under the loss mask"))
-            counted = [len(anchors_of(sample.turns)) for sample in masked]
+            source = self.source
+            read = source.without_features if isinstance(source, MadeOnDemand) else source.read
+            masked = map(self.loss_mask, map(read, Bar(samples, desc="count anchors under the loss mask")))
+            counted = [len(anchors_of(turns)) for turns in masked]
             if np.array_equal(counted, self.selected.anchors[: self.settings.limit_samples]):
                 log.warning(
                     "loss_mask=%s changes nothing: no answer of %s contains what it leaves out (features.reasoning "

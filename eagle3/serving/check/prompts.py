@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from eagle3.answers.chat import Chat, RefusedConversation
+from eagle3.answers.store import ANSWERS, read_rows
 from eagle3.errors import InputError
 from eagle3.features.concat import open_recorded
 from eagle3.features.source import as_setting
+from eagle3.features.split import split_fraction
 from eagle3.head_files.record import Origin
 from eagle3.prompts import Prompt, Refused, Source, plain_source, read_prompts
 from eagle3.settings.serving import PromptFile
@@ -67,9 +69,15 @@ def question_prompts(chat: Chat, questions: list[str], *, max_length: int) -> Pr
 
 
 def validation_prompts(trained_on: Origin, *, limit: int | None, max_length: int) -> PromptSet:
-    """Read prompts that training held out, from the store that it recorded; InputError if it is there no more.
+    """Read prompts that training held out, from the store or the answers that it recorded; InputError if they are there
+    no more.
 
     Validation is the lowest shares of the split, so they are taken from the bottom up."""
+    path = trained_on.path
+    if isinstance(path, str) and Path(path, ANSWERS).is_file():
+        of_answers = _held_out_answers(Path(path), trained_on.val_fraction)
+        found = _prompt_set(f"validation prompts of {path}", of_answers, Counter(), max_length, limit)
+        return replace(found, from_validation=True)
     features = open_recorded(trained_on.path, trained_on.hash, trained_on.shards)
     if features.fingerprint != trained_on.hash:
         raise InputError(f"{as_setting(features.location)} is no longer the store of the training")
@@ -79,6 +87,14 @@ def validation_prompts(trained_on: Origin, *, limit: int | None, max_length: int
     prompts = (("validation", each.input_ids[: int((each.turns > 0).int().argmax())].tolist()) for each in samples)
     origin = f"validation prompts of {as_setting(features.location)}"
     return replace(_prompt_set(origin, prompts, Counter(), max_length, limit), from_validation=True)
+
+
+def _held_out_answers(folder: Path, val_fraction: float) -> Iterator[tuple[str, list[int]]]:
+    first: dict[float, list[int]] = {}  # of each prompt, by its share of the split
+    for row in read_rows(folder):
+        if (share := split_fraction(row.id)) < val_fraction:
+            first.setdefault(share, row.input_ids[: row.turns[0][0]])
+    return (("validation", first[share]) for share in sorted(first))
 
 
 def _first_turns(found: Iterable[Prompt | Refused], left_out: Counter[str]) -> Iterator[tuple[str, dict[str, Any]]]:
