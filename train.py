@@ -4,6 +4,7 @@ python train.py data.path=DIR/features                                     # min
 python train.py experiment=target_8b data.path=DIR/features                # a target of 7 to 9 B, on all GPUs
 python train.py data.path=DIR/features hydra.run.dir=RUN ckpt_path=auto    # resume
 python train.py data.path=DIR/features init_from=HEAD                      # start from an exported head, on new traffic
+python train.py data=live data.path=DIR/answers target.path=TARGET         # features are made meanwhile, not stored
 python train.py 'data.path=[A/features,B/features]'                        # several stores of one target
 python train.py 'data.path=[A/features,B/features]' 'data.weights=[1,0.3]'        # 30 % of B in each epoch
 python train.py -m data.path=DIR/features optim.lr=1e-3,3e-3 loss.decay=0.6,0.8                 # sweep

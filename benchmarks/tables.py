@@ -205,9 +205,31 @@ def fits() -> str:
             "server",
             "SGLang; vLLM, run on a CPU; llama.cpp with `model=eagle3`; TensorRT-LLM loads such heads, not run here",
         ],
-        ["not covered", "vision, DFlash, MTP, training with a live server"],
+        [
+            "no disk",
+            "[features made while training](docs/how-to/live.md), on one host, not run on a GPU yet; the target then "
+            "works in each epoch",
+        ],
+        ["not covered", "vision, DFlash, MTP"],
     ]
     return markdown("does it fit? | ", rows)
+
+
+def stored_or_live() -> str:
+    """What 100,000 conversations of 384 tokens cost from a store and while training, by the rates of both steps."""
+    whole = result("time_to_head.json")
+    tokens = 100_000 * 384
+    made, trained = (tokens / whole["steps"][step]["tokens_per_s"] / 3600 for step in ("features", "training"))
+    disk = f"{tokens * whole['bytes_per_token'] / 1e12:.1f} TB, 0"
+    rows = [
+        [
+            str(epochs), disk, f"{made + epochs * trained:.2f}, {epochs * (made + trained):.2f}",
+            f"{made + epochs * trained:.2f}", f"{epochs * max(made, trained):.2f}",
+        ]
+        for epochs in (1, 2, 4, 10)
+    ]  # fmt: skip
+    hours = "GPU-hours of work: store, live | hours on one GPU, store | hours on two GPUs, live"
+    return markdown(f"epochs | disk: store, live | {hours}", rows)
 
 
 def cost_of_100000(whole: Any) -> tuple[str, float]:
@@ -710,6 +732,7 @@ TABLES: dict[str, Callable[[], str]] = {
         quickstart, proof, fits, best, public_target, data_curve, several_answers, served_smollm2, served_1_5b,
         own_prompts_1_5b, served_steps, epochs, heads, recipe, recipe_seeds, fixed_lm_head, attention, local_read,
         parity, tuned, loads, served_ways, long_answers, bounds, long_windows, long_texts, lm_head_decoded,
+        stored_or_live,
     )
 } | {
     **{f"race_{peer.lower()}": partial(race, peer) for peer in PEERS},

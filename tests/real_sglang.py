@@ -58,6 +58,7 @@ def main(target: str, folder: Path) -> None:
         words += [f"--{flag}", *([] if value is True else map(str, value if isinstance(value, list) else [value]))]
     arguments = server_args.prepare_server_args(words)
     publish(arguments, role="test", ranks=SpawnRanks(world_rank=0))
+    (folder / "0").mkdir()  # of the client
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     meeting = f"file://{folder}/meeting"
     init_distributed_environment(world_size=1, rank=0, local_rank=0, backend="gloo", distributed_init_method=meeting)
@@ -86,13 +87,13 @@ def main(target: str, folder: Path) -> None:
     batch = ForwardBatch(
         forward_mode=ForwardMode.EXTEND, batch_size=2, input_ids=ids, req_pool_indices=torch.arange(2),
         seq_lens=torch.tensor(LENGTHS), out_cache_loc=torch.arange(rows), seq_lens_sum=rows, positions=positions,
-        rids=["theirs", f"eagle3:0:3-{LENGTHS[1]}"], extend_seq_lens=torch.tensor(LENGTHS),
+        rids=["theirs", f"eagle3:0.0:3-{LENGTHS[1]}"], extend_seq_lens=torch.tensor(LENGTHS),
         extend_prefix_lens=torch.zeros(2, dtype=torch.long), extend_seq_lens_cpu=LENGTHS,
         extend_prefix_lens_cpu=[0, 0], extend_num_tokens=rows, capture_hidden_mode=CaptureHiddenMode.NULL,
     )  # fmt: skip
     with torch.no_grad(), forward_context(ForwardContext(attn_backend=Attention())):
         model(ids, positions, batch)
-    while not any(folder.glob("*.safetensors")) and not (folder / "failed.txt").exists():
+    while not any(folder.glob("0/*.safetensors")) and not (folder / "failed.txt").exists():
         time.sleep(0.1)
     print(json.dumps({"input_ids": ids[LENGTHS[0] :].tolist(), "layers": LAYERS}))
 

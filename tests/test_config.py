@@ -56,8 +56,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("group", "option"),
-    [(g, o) for root, g, o in OPTIONS if root == "train" and g not in ("trainer", "loss_mask", *GLOBAL)]
+    [(g, o) for root, g, o in OPTIONS if root == "train" and g not in ("trainer", "loss_mask", "data", *GLOBAL)]
     + [("trainer", "cpu"), ("trainer", "auto"), ("experiment", "quickstart"), ("experiment", "target_8b")]
+    + [("data", "packed")]  # tests/features/test_live.py builds data=live
     + [("loss_mask", path.stem) for path in (CONF / "loss_mask").glob("*.yaml")],
 )
 def test_every_part_of_a_training_can_be_built(store: Path, tmp_path: Path, group: str, option: str) -> None:

@@ -126,7 +126,10 @@ def test_a_key_in_a_wrong_group_finds_both_of_its_name() -> None:
             "loss=KL",
             "loss=KL is no option; take one of cross_entropy_tv, function, lk, soft_cross_entropy (did you mean ",
         ),
-        ("data=features", "data=features is no option; take one of packed; a feature store is data.path=features"),
+        (
+            "data=features",
+            "data=features is no option; take one of live, packed; a feature store is data.path=features",
+        ),
         ("data=DIR/features", "data=DIR/features is no option; a feature store is data.path=DIR/features"),
         (
             "data.path=lr=1/A",

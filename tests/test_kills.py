@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from extraction import conversation, write_answers
 from object_stores import new_folder, running_store
 from scripts import Script, run_script
 from stores import ASSETS, random_samples, write_store
 
 from eagle3.features.concat import open_source
 from eagle3.storage.folder import open_folder
+from eagle3.target.model import Target
 
 KILLS = int(os.environ.get("KILLS", "2"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -86,14 +88,25 @@ def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that
             torch.testing.assert_close(ours.aux_hidden_states, theirs.aux_hidden_states, rtol=2e-2, atol=2e-2)
 
 
-def test_a_training_that_is_killed_ends_with_the_weights_of_one_that_is_not(tmp_path: Path) -> None:
-    write_store(tmp_path / "store", random_samples(60))
+LIVE = ("data=live", "features=huggingface", "target.device=cpu", "features.batch_tokens=1")
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_training_that_is_killed_ends_with_the_weights_of_one_that_is_not(
+    tmp_path: Path, target: Target, live: bool
+) -> None:
+    if live:
+        rows = [conversation(number, 3 + number % 5, 2 + number * 7 % 30) for number in range(60)]
+        write_answers(tmp_path, target.identity, rows)
+        data = (f"data.path={tmp_path}/answers", *LIVE)
+    else:
+        data = (f"data.path={write_store(tmp_path / 'store', random_samples(60))}",)
     steps = 20 + 40 * KILLS
 
     def command(run: Path) -> list[str]:
         last = run / "checkpoints/last.ckpt"
         return [
-            "train", f"data.path={tmp_path}/store", f"hydra.run.dir={run}", "trainer=cpu", "data.pack_tokens=48",
+            "train", *data, f"hydra.run.dir={run}", "trainer=cpu", "data.pack_tokens=48",
             "model.draft_vocab_size=16", "ttt_steps=3", "trainer.max_epochs=-1", f"trainer.max_steps={steps}",
             "callbacks.last.every_n_steps=3", "callbacks.last.min_seconds=0", "callbacks.early_stopping=null",
             *([f"ckpt_path={last}"] if last.exists() else []),

@@ -127,6 +127,7 @@ def configs() -> list[Any]:
         return [
             compose("train"),
             compose("train", ["loss=cross_entropy_tv"]),
+            compose("train", ["data=live", "features=sglang"]),
             compose("precompute", overrides=[*privacy, "answers=huggingface", "features=huggingface"]),
             compose("precompute", overrides=["answers=sglang", "features=sglang", "workers=ray"]),
             compose("precompute", overrides=["prompts=from_target"]),

@@ -32,6 +32,7 @@ OPTIONS = [
     ("train",),
     ("train", "model=eagle31", "optim=muon", "trainer=ddp", "logger=wandb"),
     ("train", "trainer=fsdp", "trainer.accelerator=cpu"),
+    ("train", "data=live", "features=sglang"),
     ("precompute", "out_dir=DIR"),
     ("precompute", "out_dir=DIR", "answers=imported", "prompts/privacy/model=onnx", *MIX),
     ("serve", "action=export"),

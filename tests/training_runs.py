@@ -4,6 +4,7 @@ import csv
 import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from scripts import run_script
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eagle3.commands import live
 from eagle3.commands.train import build_loggers, build_training, chosen_precision
 from eagle3.compose import compose_run
 from eagle3.settings.training import TrainRun
@@ -47,9 +49,10 @@ class Run:
 
     def __init__(self, directory: Path, store: Path, *overrides: str, signal_after: int | None = None) -> None:
         run = composed(directory, store, *overrides)
+        run, self.held = live.with_choices(run) if run.live else run, ExitStack()
         lightning.seed_everything(run.seed, verbose=False)
         resumed = read_resumed(run.ckpt_path)
-        self.data, self.module = build_training(run, resumed and resumed.record.origin)
+        self.data, self.module = build_training(run, resumed and resumed.record.origin, self.held)
         self.recorder = Recorder(signal_after)
         callbacks = [callback.build() for callback in run.chosen_callbacks.values()]
         loggers = build_loggers(run, resumed.global_step if resumed else 0)
@@ -60,7 +63,8 @@ class Run:
         self.directory = directory
 
     def fit(self) -> "Run":
-        self.trainer.fit(self.module, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
+        with self.held:
+            self.trainer.fit(self.module, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
         return self
 
     @property

@@ -17,7 +17,7 @@ from eagle3.answers.store import AnswerCounts, AnswerStore, MadeWith
 from eagle3.engine.endpoint import ENDPOINTS
 from eagle3.engine.local_servers import for_worker
 from eagle3.errors import InputError
-from eagle3.settings.precomputing import ChatSettings, PrecomputeRun, Sampling, ServedSettings
+from eagle3.settings.precomputing import CaptureRun, ChatSettings, PrecomputeRun, Sampling, ServedSettings
 from eagle3.target.capture import read_logit_transform
 from eagle3.target.facts import context_length
 from eagle3.target.files import TargetFiles
@@ -80,7 +80,7 @@ def build_chat(settings: ChatSettings, target: Target | TargetFiles) -> Chat:
     return Chat(target.tokenizer, settings, stop_ids=target.stop_ids, rows=target.text_config.vocab_size)
 
 
-def checked_target(run: PrecomputeRun) -> Target:
+def checked_target(run: CaptureRun) -> Target:
     """Load the target; one that cannot be a teacher is refused before it answers."""
     target = loaded_target(**vars(run.target))
     read_logit_transform(target)

@@ -29,6 +29,7 @@ from eagle3.target.identity import TargetIdentity, require_same_target
 log = logging.getLogger(__name__)
 
 MAKE_ANSWERS = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[answers]'"
+ANSWERS = "answers.jsonl"
 LISTED = 3  # reasons in the log, the commonest
 Answered = tuple[list[AnsweredRow], list[AnswerError]]  # rows and errors of one prompt
 
@@ -111,7 +112,16 @@ def seal_of(path: Path) -> FileSeal:
 
 
 def read_rows(folder: Path) -> Iterator[AnsweredRow]:
-    return (row for row, _ in _lines_and_ends(folder / "answers.jsonl", AnsweredRow))
+    return (row for row, _ in rows_and_ends(folder))
+
+
+def rows_and_ends(folder: Path) -> Iterator[tuple[AnsweredRow, int]]:
+    """Yield the rows and where the line of each ends in answers.jsonl; it begins where the one before ends."""
+    return _lines_and_ends(folder / ANSWERS, AnsweredRow)
+
+
+def parse_row(line: bytes, *, source: str) -> AnsweredRow:
+    return _parsed(line, AnsweredRow, source=source, remedy="bring it back as it was")
 
 
 def _lines_and_ends(path: Path, kind: type[AnyRecord]) -> Iterator[tuple[AnyRecord, int]]:
@@ -122,9 +132,11 @@ def _lines_and_ends(path: Path, kind: type[AnyRecord]) -> Iterator[tuple[AnyReco
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
                 end += len(line)
-                source = f"{path} line {number}"
-                content = unseal(line, source=source, remedy=remedy)
-                yield parse_record(content, kind, source=source, remedy=remedy), end
+                yield _parsed(line, kind, source=f"{path} line {number}", remedy=remedy), end
+
+
+def _parsed(line: bytes, kind: type[AnyRecord], *, source: str, remedy: str) -> AnyRecord:
+    return parse_record(unseal(line, source=source, remedy=remedy), kind, source=source, remedy=remedy)
 
 
 def require_prompts_whole(prompts: Path, sha256: str) -> None:
@@ -147,7 +159,7 @@ class AnswerStore:
         other settings."""
         self.prompts = out_dir / "prompts" / "prompts.jsonl"
         self.folder = out_dir / "answers"
-        self.answers = self.folder / "answers.jsonl"
+        self.answers = self.folder / ANSWERS
         self.errors = self.folder / "errors.jsonl"
         if not self.prompts.is_file():
             raise InputError(f"{self.prompts} does not exist; make it with: {MAKE_PROMPTS}")

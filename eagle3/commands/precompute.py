@@ -6,7 +6,7 @@ extra `prompts`.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +21,9 @@ from eagle3.hydra_run import CONF, given_keys, own_config_dirs
 from eagle3.progress import Bar, duration
 from eagle3.prompts import LIBRARIES
 from eagle3.settings.check import checked_run
+from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.parts import Part, plain
-from eagle3.settings.precomputing import PrecomputeRun
+from eagle3.settings.precomputing import CaptureRun, PrecomputeRun, StoreSettings
 from eagle3.storage.lock import hold
 from eagle3.workers.continued import Continued
 
@@ -290,7 +291,7 @@ def check_servers(run: PrecomputeRun) -> None:
         check_engine(run, servers=settings.servers)
 
 
-def check_engine(run: PrecomputeRun, *, servers: int | None, captures: bool = False) -> None:
+def check_engine(run: CaptureRun, *, servers: int | None, captures: bool = False) -> None:
     """Raise InputError unless launch.python can start its servers on this machine; nodes of a cluster are others."""
     from eagle3.engine.versions import count_gpus, find_sglang, require_capture
 
@@ -302,7 +303,7 @@ def check_engine(run: PrecomputeRun, *, servers: int | None, captures: bool = Fa
         require_capture(version)
 
 
-def check_layers(run: PrecomputeRun, target: "TargetFiles") -> None:
+def check_layers(run: CaptureRun, target: "TargetFiles") -> None:
     from eagle3.target.capture import check_capture_layers, default_capture_layers
 
     num_layers = target.text_config.num_hidden_layers
@@ -313,14 +314,23 @@ def choose_engine(run: PrecomputeRun) -> PrecomputeRun:
     """Replace `auto` by SGLang where it and a GPU are available or running servers are named, else by Hugging Face; log
     it for the stages that run."""
     if run.answered_by == "auto":
-        if run.answers.keys["urls"] or sglang_can(run, "answers"):
+        if run.answers.keys["urls"] or sglang_can(run.launch, "answers", tell=_teller(run, "answers")):
             run = replace(run, answers=run.answers.with_keys(name="sglang"))
         else:
             run = checked_run(plain(run) | {"answers": huggingface_option(run.answers)}, "precompute")
+    return replace(run, features=with_engine_of(run, tell=_teller(run, "features")))
+
+
+def _teller(run: PrecomputeRun, stage: str) -> Callable[..., None]:
+    return log.info if stage in run.stage_names else log.debug
+
+
+def with_engine_of(run: CaptureRun, *, tell: Callable[..., None]) -> StoreSettings:
+    """Return features=auto as what this machine has, all else as it is."""
     engine = run.features.engine
-    if engine is not None and not engine.required and not sglang_can(run, "features"):
-        run = replace(run, features=replace(run.features, engine=None))
-    return run
+    if engine is None or engine.required or sglang_can(run.launch, "features", tell=tell):
+        return run.features
+    return replace(run.features, engine=None)
 
 
 def huggingface_option(auto: Part) -> dict[str, Any]:
@@ -341,20 +351,19 @@ def huggingface_option(auto: Part) -> dict[str, Any]:
     return chosen  # type: ignore[return-value]
 
 
-def sglang_can(run: PrecomputeRun, what: str) -> bool:
+def sglang_can(launch: LaunchSettings, what: str, *, tell: Callable[..., None]) -> bool:
     """Return whether launch.python has a GPU and an SGLang that makes `what`: answers or features."""
     from eagle3.engine.versions import count_gpus, find_sglang, require_capture
 
-    tell = log.info if what in run.stage_names else log.debug
     try:
-        version = find_sglang(run.launch)
-        count_gpus(run.launch)
+        version = find_sglang(launch)
+        count_gpus(launch)
         if what == "features":
             require_capture(version)
     except InputError as obstacle:
         tell("%s by Hugging Face in this process: %s", what, obstacle)
         return False
-    tell("%s by SGLang, which %s has, and a GPU", what, run.launch.interpreter)
+    tell("%s by SGLang, which %s has, and a GPU", what, launch.interpreter)
     return True
 
 

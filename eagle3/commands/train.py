@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from eagle3.adapters.hydra import in_sweep
 from eagle3.adapters.lightning import is_no_validation, is_too_small_share, require_lightning
 from eagle3.adapters.quiet import quiet_libraries
 from eagle3.cli import failed_score
+from eagle3.commands import live
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import SampleFilter
 from eagle3.errors import InputError, require_packages
@@ -70,17 +71,19 @@ def train_in(folder: Path, run: TrainRun, *watching: Callback) -> float:
     there. `watching` are callbacks besides those of the run."""
     checkpoints = RunCheckpoints(folder, run.checkpoint_copies)
     alone = hold(folder) if rank_zero_only.rank == 0 else nullcontext()  # type: ignore[attr-defined]
-    with alone, closing(checkpoints):
-        return train_alone(run, checkpoints, watching)
+    with alone, closing(checkpoints), ExitStack() as held:
+        return train_alone(run, checkpoints, watching, held)
 
 
-def train_alone(run: TrainRun, checkpoints: RunCheckpoints, watching: Sequence[Callback]) -> float:
+def train_alone(run: TrainRun, checkpoints: RunCheckpoints, watching: Sequence[Callback], held: ExitStack) -> float:
     started = time.monotonic()
     run = replace(run, ckpt_path=checkpoints.resume_from(run.ckpt_path))
+    if run.live:
+        run = live.with_choices(run)
     lightning.seed_everything(run.seed, verbose=False)
     torch.set_float32_matmul_precision(run.matmul_precision)
     resumed = read_resumed(run.ckpt_path)
-    data, module = build_training(run, resumed.record.origin if resumed else None)
+    data, module = build_training(run, resumed.record.origin if resumed else None, held)
     if resumed:
         require_checkpoint_fits(resumed, data.source, module.head, module.settings)
         require_epochs(resumed, run.trainer.keys["max_epochs"])
@@ -125,9 +128,16 @@ def read_score() -> float | None:
     return read_sealed_json(result, made_by="the job")["score"] if result.is_file() else None
 
 
-def build_training(run: TrainRun, resumed: Origin | None = None) -> tuple[FeatureData, HeadTraining]:
-    """Build what is trained on and what is trained; `resumed` is what a resumed training began with."""
-    source = open_features(run.data.read(DataSettings), resumed)
+def build_training(
+    run: TrainRun, resumed: Origin | None = None, held: ExitStack | None = None
+) -> tuple[FeatureData, HeadTraining]:
+    """Build what is trained on and what is trained; `resumed` is what a resumed training began with, and `held` ends
+    what makes features while training."""
+    if run.live:
+        assert held is not None
+        source: FeatureSource = live.open_live(run, resumed, held)
+    else:
+        source = open_features(run.data.read(DataSettings), resumed)
     start = read_start(run.init_from, source) if run.init_from else None
     head = run.model.build(source=source, start=start) if start else run.model.build(source=source)
     kind_named(head.kind).require_steps(head.config, run.ttt_steps, setting="ttt_steps")

@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,8 +11,8 @@ from eagle3.data.mix import SampleFilter
 from eagle3.errors import InputError
 from eagle3.features.loss_mask import AllTurns
 from eagle3.features.sample import Sample
-from eagle3.features.samples import SampleRef, Samples
-from eagle3.features.source import FeatureSource, as_setting
+from eagle3.features.samples import Samples
+from eagle3.features.source import FeatureSource, MadeOnDemand, as_setting
 from eagle3.features.turns import anchors_of, teacher_positions
 from eagle3.progress import Bar
 from eagle3.settings.training import PackSettings
@@ -33,17 +32,17 @@ def choose_samples(
     source: FeatureSource,
     rules: SampleFilter,
     loss_mask: AllTurns,
-    read_masked: Callable[[SampleRef], Sample],
     settings: PackSettings,
 ) -> ChosenSamples:
-    """`read_masked` reads a sample and applies the loss mask; only a mask other than AllTurns needs it."""
     loss_mask.check(source.made_from)
     store = as_setting(source.location)
     selected = rules.select(source.samples, source.location)
     fitting = loss_mask.select(selected)
     samples = fitting[: settings.limit_samples]
     if type(loss_mask) is not AllTurns:  # the index counts anchors of unmasked answers only
-        masked = map(read_masked, Bar(samples, desc="count anchors under the loss mask"))
+        read = source.without_features if isinstance(source, MadeOnDemand) else source.read
+        found = map(read, Bar(samples, desc="count anchors under the loss mask"))
+        masked = (replace(sample, turns=loss_mask(sample)) for sample in found)
         counted = np.array([_count_anchors(sample, loss_mask) for sample in masked], np.int32)
         if np.array_equal(counted, selected.anchors[: settings.limit_samples]):
             log.warning(

@@ -1,7 +1,9 @@
 """Reads packed samples from a feature store for training, resumable in the middle of an epoch."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +22,10 @@ from eagle3.errors import InputError
 from eagle3.features.loss_mask import AllTurns
 from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef, Samples
-from eagle3.features.source import REQUESTS, FeatureSource
+from eagle3.features.source import REQUESTS, FeatureSource, MadeOnDemand, NoFeatures
 from eagle3.settings.training import PackSettings
+
+log = logging.getLogger(__name__)
 
 
 class FeatureData(lightning.LightningDataModule):
@@ -56,10 +60,11 @@ class FeatureData(lightning.LightningDataModule):
         self.requests = ThreadPoolExecutor(REQUESTS) if source.remote else None
         self.side_stream: torch.cuda.Stream | None = None
         self.current: PackLoader | None = None
+        self.refused = 0
 
     def setup(self, stage: str) -> None:
         if not hasattr(self, "epochs"):
-            chosen = choose_samples(self.source, self.rules, self.loss_mask, self.read, self.settings)
+            chosen = choose_samples(self.source, self.rules, self.loss_mask, self.settings)
             self.train_samples, self.val_samples, self.val_fraction = chosen
             weights = self.settings.weights
             of_epoch = Mixture(weights, chosen.train, self.source).epoch if weights else lambda seed: chosen.train
@@ -102,15 +107,40 @@ class FeatureData(lightning.LightningDataModule):
         ranks, pack_tokens = self._lightning.world_size, self.settings.pack_tokens
         plans = plan_epoch(self.val_samples, pack_tokens=pack_tokens, world_size=ranks, accumulate=1, shuffle_seed=None)
         packs = plans[self._lightning.global_rank]
-        return self._loader(lambda: EpochPart(0, packs))
+        return self._loader(lambda: EpochPart(0, packs), keep=True)
 
-    def _loader(self, part: Callable[[], EpochPart]) -> PackLoader:
-        return PackLoader(part, self._load, prefetch=self.settings.prefetch, readers=self.settings.readers)
+    def _loader(self, part: Callable[[], EpochPart], *, keep: bool = False) -> PackLoader:
+        """`keep`: the same packs will be loaded again."""
+        source = self.source
+
+        def ahead(packs: Iterator[PlannedPack]) -> AbstractContextManager[Any]:
+            if not isinstance(source, MadeOnDemand):
+                return nullcontext()
+            return source.ahead((ref for pack in packs for ref in pack.samples), keep=keep)
+
+        own = {"prefetch": self.settings.prefetch, "readers": self.settings.readers}
+        return PackLoader(part, self._load, ahead=ahead, **own)
+
+    def _read_all(self, planned: PlannedPack) -> list[Sample]:
+        """Read the samples of a pack. Those that the target refuses are counted and left out; NoFeatures if all are."""
+        read = self.requests.map if self.requests else map
+        found = [*read(self._read_or_refused, planned.samples)]
+        samples = [each for each in found if isinstance(each, Sample)]
+        if not samples:
+            raise next(each for each in found if isinstance(each, NoFeatures))
+        return samples
+
+    def _read_or_refused(self, ref: SampleRef) -> Sample | NoFeatures:
+        try:
+            return self.read(ref)
+        except NoFeatures as refused:
+            self.refused += 1
+            log.warning("%s; samples left out so far: %d", refused, self.refused)
+            return refused
 
     def _load(self, planned: PlannedPack) -> Batch:
-        read = self.requests.map if self.requests else map
         pack = pack_samples(
-            list(read(self.read, planned.samples)),
+            self._read_all(planned),
             anchors_in_step=planned.anchors_in_step,
             samples_in_step=planned.samples_in_step,
             pin=self.side_stream is not None,

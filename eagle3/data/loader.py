@@ -6,8 +6,10 @@ Worker processes would copy every sample through shared memory.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 
@@ -31,7 +33,7 @@ class PackLoader:
     """Loads the packs of one epoch on one rank.
 
     `part` is called when an iteration starts, not before: Lightning may ask for a loader first and restore the
-    checkpoint of a resumed run later.
+    checkpoint of a resumed run later. `ahead` prepares for the packs that the iteration loads, while it lasts.
     `consumed` counts packs of the part that were handed out or trained earlier, `waited` the seconds spent waiting.
     """
 
@@ -40,10 +42,11 @@ class PackLoader:
         part: Callable[[], EpochPart],
         load: Callable[[PlannedPack], Batch],
         *,
+        ahead: Callable[[Iterator[PlannedPack]], AbstractContextManager[Any]] = nullcontext,
         prefetch: int = 2,
         readers: int = 2,
     ) -> None:
-        self.part, self.load = part, load
+        self.part, self.load, self.ahead = part, load, ahead
         self.prefetch, self.readers = prefetch, readers
         self._consumed: int | None = None
         self.waited = 0.0
@@ -55,9 +58,10 @@ class PackLoader:
     def __iter__(self) -> Iterator[Batch]:
         part = self.part()
         self._consumed = part.start
-        waiting = (part.packs[number] for number in range(part.start, len(part.packs)))
+        waiting, known = ((part.packs[number] for number in range(part.start, len(part.packs))) for _ in range(2))
         # One thread for a reader's tensors too: teams of threads would compete with the training step for the cores.
-        with ThreadPoolExecutor(self.readers, initializer=torch.set_num_threads, initargs=(1,)) as readers:
+        one_thread: dict[str, Any] = {"initializer": torch.set_num_threads, "initargs": (1,)}
+        with self.ahead(known), ThreadPoolExecutor(self.readers, **one_thread) as readers:
             ahead = [readers.submit(self.load, pack) for pack in islice(waiting, self.prefetch)]
             while ahead:
                 asked = time.perf_counter()

@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -82,12 +83,19 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 class CaptureFolder:
-    """A new folder in `memory` that one server writes into. Files are deleted once they are read."""
+    """A folder in memory that one server writes into, and in it that of this client: files are deleted once they are
+    read."""
 
-    def __init__(self, memory: Path) -> None:
-        # A name of its own that nobody can foresee, mode 0700: others may write into `memory`, too.
-        self.path = Path(tempfile.mkdtemp(prefix="eagle3-", dir=memory))
+    def __init__(self, path: Path) -> None:
+        self.path, self.client = path, secrets.token_hex(4)
+        self.own = path / self.client
+        self.own.mkdir(mode=0o700)
         self.wanted: dict[str, Wanted] = {}
+
+    @classmethod
+    def new(cls, memory: Path) -> "CaptureFolder":
+        # A name of its own that nobody can foresee, mode 0700: others may write into `memory`, too.
+        return cls(Path(tempfile.mkdtemp(prefix="eagle3-", dir=memory)))
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -95,48 +103,52 @@ class CaptureFolder:
     async def watch(self) -> None:
         """Hand out rows forever; InputError with the reason if the hooks fail."""
         while True:
-            names = sorted(entry.name for entry in os.scandir(self.path))
-            for name in names:
-                if name.endswith(".safetensors"):
-                    self._hand_out(*await asyncio.to_thread(_read, self.path / name))
-            if FAILED in names:
-                reason = (self.path / FAILED).read_text().partition("\n")[0][:300]
+            for path in sorted(self.own.iterdir()):
+                self._hand_out(*await asyncio.to_thread(_read, path, self.client))
+            if (failed := self.path / FAILED).exists():
+                reason = failed.read_text().partition("\n")[0][:300]
                 raise InputError(
                     f"features.engine: capturing inside SGLang failed ({reason}); take features=huggingface, and "
                     f"report it"
                 )
             await asyncio.sleep(POLL_S)
 
-    def _hand_out(self, tensors: dict[str, Tensor], parts: list[dict[str, Any]]) -> None:
-        if not tensors.pop("finite"):
+    def _hand_out(self, finite: bool, parts: list[tuple[dict[str, Any], dict[str, Tensor]]]) -> None:
+        if not finite:
             raise InputError(
                 "features.engine: the server's hidden states are not finite in features.dtype; look at the server's "
                 "dtype and quantisation, or take features.dtype=bfloat16 (float16 ends at 65504)"
             )
-        row = taught = 0
-        for part in parts:
+        for part, tensors in parts:
+            if wanted := self.wanted.get(part["id"]):  # otherwise of an attempt that was given up
+                wanted.add(part["start"], tensors)
+
+
+def _read(path: Path, client: str) -> tuple[bool, list[tuple[dict[str, Any], dict[str, Tensor]]]]:
+    """Read whether all states of a file are finite, and the client's parts of it.
+
+    Rows are copied: views of the file would keep all of it in memory until the last row is used."""
+    row = taught = 0
+    own = []
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        finite = bool(tensors.pop("finite"))
+        for part in json.loads(file.metadata()["parts"]):
             rows, teachers = slice(row, row + part["rows"]), slice(taught, taught + part["teachers"])
             row, taught = rows.stop, teachers.stop
-            if wanted := self.wanted.get(part["id"]):  # otherwise of an attempt that was given up
-                of_tokens = {name: tensor[rows] for name, tensor in tensors.items() if name.startswith("aux")}
-                others = {name: tensor[teachers] for name, tensor in tensors.items() if name not in of_tokens}
-                wanted.add(part["start"], {**of_tokens, **others, "teacher_argmax": others["teacher_argmax"].long()})
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """Copy a file's tensors, which are views of the file: they would fill the folder until the last row is stored."""
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        parts = json.loads(file.metadata()["parts"])
+            if part["id"].startswith(f"{MARK}{client}."):
+                places = {name: rows if name.startswith("aux") else teachers for name in tensors}
+                of_part = {name: tensor[places[name]].clone() for name, tensor in tensors.items()}
+                own.append((part, {**of_part, "teacher_argmax": of_part["teacher_argmax"].long()}))
     path.unlink()
-    return tensors, parts
+    return finite, own
 
 
 class CapturingServer(SGLang):
-    """An `Endpoint` that writes the hidden states of its prompts into `folder`."""
+    """An `Endpoint` that writes the hidden states of its prompts into `folder`. `process`: if it was started here."""
 
-    def __init__(self, process: Server, folder: CaptureFolder) -> None:
-        super().__init__(process.url)
+    def __init__(self, url: str, folder: CaptureFolder, process: Server | None = None) -> None:
+        super().__init__(url)
         self.process, self.folder = process, folder
 
     async def capture(
@@ -150,7 +162,7 @@ class CapturingServer(SGLang):
 
         `teachers` are the spans of positions with a teacher, `options` more keys of /generate."""
         spans = ",".join(f"{begin}-{end}" for begin, end in teachers)
-        rid = f"{MARK}{next(NUMBERS)}:{spans}"
+        rid = f"{MARK}{self.folder.client}.{next(NUMBERS)}:{spans}"
         done = asyncio.get_running_loop().create_future()
         self.folder.wanted[rid] = Wanted(len(input_ids), done)
         sampling = {"max_new_tokens": 1, "temperature": 0.0}

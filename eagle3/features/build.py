@@ -22,7 +22,7 @@ from eagle3.features.huggingface import BATCHES_IN_WINDOW, HuggingFaceExtractor
 from eagle3.features.manifest import TARGET_WEIGHTS, MadeFrom, Manifest
 from eagle3.features.store_writer import StoreWriter
 from eagle3.features.task import Extractor, Sharding
-from eagle3.settings.precomputing import PrecomputeRun, SampleSettings, TargetSettings
+from eagle3.settings.precomputing import CaptureRun, PrecomputeRun, SampleSettings, TargetSettings
 from eagle3.storage.folder import Storage, open_folder
 from eagle3.target.capture import check_capture_layers, default_capture_layers
 from eagle3.target.device import free_bytes
@@ -35,7 +35,7 @@ from eagle3.workers.task import Build, WorkerId, Workers
 
 if TYPE_CHECKING:
     from eagle3.features.capture_check import Sentinel
-    from eagle3.features.served import ServedExtractor
+    from eagle3.features.served import RunningServers
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def feature_folder(run: PrecomputeRun) -> Storage:
     return open_folder(run.features.path or run.folder / "features", setting="features.path")
 
 
-def feature_settings(run: PrecomputeRun, target: StoredTarget) -> FeatureSettings:
+def feature_settings(run: CaptureRun, target: StoredTarget) -> FeatureSettings:
     features, num_layers = run.features, target.text_config.num_hidden_layers
     layers = features.capture_layers or default_capture_layers(num_layers)
     return FeatureSettings(
@@ -80,7 +80,7 @@ def feature_settings(run: PrecomputeRun, target: StoredTarget) -> FeatureSetting
     )
 
 
-def target_dtype(run: PrecomputeRun, target: StoredTarget) -> str:
+def target_dtype(run: CaptureRun, target: StoredTarget) -> str:
     """Return the dtype that hidden states are computed in, as far as this process can know it."""
     if run.features.engine:
         return run.launch.dtype
@@ -104,21 +104,15 @@ def extract_features(
 
     Raises InputError if the answers are another target's, or the folder holds features made otherwise.
     """
-    answers = finished_answers(target, out_dir)
+    answers = finished_answers(target, out_dir / "answers")
     store = StoreWriter(storage, made_from(target, answers, settings))
     read = partial(read_conversations, out_dir / "answers", max_length=settings.max_length, too_long=settings.too_long)
     if store.indices:
         store.require_same_answers(read(left_out=Counter()), answers=out_dir / "answers/answers.jsonl")
         log.info("%s: kept %d samples in %d shards", storage.location, len(store.ids()), len(store.indices))
-    weights_dtype = torch.bfloat16 if settings.dtype == "fp8" else STORED[settings.dtype]
-    store.save_weights(target, dtype=weights_dtype)
+    store.save_weights(target, dtype=weights_dtype(settings))
     left_out: Counter[str] = Counter()
-    sizer = SampleSizer(
-        layers=len(settings.capture_layers),
-        hidden_size=target.facts.hidden_size,
-        dtype=STORED[settings.dtype],
-        teachers=settings.teachers,
-    )
+    sizer = sample_sizer(target, settings)
     shard_bytes = shard_mb * 2**20
     assert answers.counts is not None  # it is complete
     with Meter(answers.counts.rows, desc="features", unit="sample", of="tokens") as progress:
@@ -138,6 +132,20 @@ def extract_features(
     return store.finish(target, left_out=left_out)
 
 
+def weights_dtype(settings: SampleSettings) -> torch.dtype:
+    """Return the dtype of the target's embedding and lm_head next to features of these settings."""
+    return torch.bfloat16 if settings.dtype == "fp8" else STORED[settings.dtype]
+
+
+def sample_sizer(target: StoredTarget, settings: FeatureSettings) -> SampleSizer:
+    return SampleSizer(
+        layers=len(settings.capture_layers),
+        hidden_size=target.facts.hidden_size,
+        dtype=STORED[settings.dtype],
+        teachers=settings.teachers,
+    )
+
+
 def made_from(target: StoredTarget, answers: AnswersManifest, settings: FeatureSettings) -> MadeFrom:
     values = asdict(settings)
     markers = values.pop("reasoning")
@@ -149,17 +157,17 @@ def made_from(target: StoredTarget, answers: AnswersManifest, settings: FeatureS
     )
 
 
-def finished_answers(target: StoredTarget, out_dir: Path) -> AnswersManifest:
-    answers = read_answers(out_dir / "answers")
+def finished_answers(target: StoredTarget, folder: Path) -> AnswersManifest:
+    answers = read_answers(folder)
     require_same_target(
         answers.target,
         target.identity.with_template(answers.target.template_hash),
-        expected_from=f"{out_dir}/answers",
+        expected_from=str(folder),
         actual_from=f"target.path={target.path}",
     )
     if not answers.complete:
-        raise InputError(f"{out_dir}/answers is not complete; finish it with: {MAKE_ANSWERS}")
-    require_whole(out_dir / "answers", answers)
+        raise InputError(f"{folder} is not complete; finish it with: {MAKE_ANSWERS}")
+    require_whole(folder, answers)
     return answers
 
 
@@ -175,17 +183,7 @@ def not_done(conversations: Iterator[Conversation], done: set[str], progress: Pr
 def sharding(run: PrecomputeRun, folder: Path, worker: WorkerId) -> Iterator[Sharding]:
     """Make the task of a worker; `folder` takes the logs of servers."""
     target = stored_target(**vars(run.target))
-    settings = feature_settings(run, target)
-    parts: dict[str, Any] = {
-        "layers": settings.capture_layers,
-        "teachers": settings.teachers,
-        "batch_tokens": run.features.batch_tokens,
-    }
-    extractor: Extractor
-    if run.features.engine is None:
-        extractor = HuggingFaceExtractor(target=checked_target(run), dtype=STORED[settings.dtype], **parts)
-    else:
-        extractor = _served(run, target, folder / worker.folder, worker, dtype=settings.dtype, **parts)
+    extractor = build_extractor(run, target, folder, worker)
     storage = feature_folder(run)
     if not storage.names(TARGET_WEIGHTS):
         raise InputError(
@@ -196,17 +194,37 @@ def sharding(run: PrecomputeRun, folder: Path, worker: WorkerId) -> Iterator[Sha
         yield Sharding(extractor, storage)
 
 
-def _served(
-    run: PrecomputeRun, target: StoredTarget, folder: Path, worker: WorkerId, **parts: Any
-) -> "ServedExtractor":
+def build_extractor(
+    run: CaptureRun,
+    target: StoredTarget,
+    folder: Path,
+    worker: WorkerId,
+    *,
+    running: "RunningServers | None" = None,
+    first_gpu: int = 0,
+) -> Extractor:
+    """Make what the run captures features with; it is not ready yet. `running` and `first_gpu`: see ServedExtractor."""
+    settings = feature_settings(run, target)
+    parts: dict[str, Any] = {
+        "layers": settings.capture_layers,
+        "teachers": settings.teachers,
+        "batch_tokens": run.features.batch_tokens,
+    }
+    if run.features.engine is None:
+        return HuggingFaceExtractor(target=checked_target(run), dtype=STORED[settings.dtype], **parts)
     from eagle3.features.served import ServedExtractor
 
     unload()  # the GPU is the servers'
-    assert run.features.engine is not None
-    launch = for_worker(run.launch, worker)
-    sentinels = sentinels_for(run.target, target, parts["layers"])
     return ServedExtractor(
-        run.features.engine, target=target, sentinels=sentinels, launch=launch, folder=folder, **parts
+        run.features.engine,
+        target=target,
+        dtype=settings.dtype,
+        sentinels=[] if running else sentinels_for(run.target, target, settings.capture_layers),
+        launch=for_worker(run.launch, worker),
+        folder=folder / worker.folder,
+        running=running,
+        first_gpu=first_gpu,
+        **parts,
     )
 
 

@@ -3,8 +3,9 @@
 Shapes: J teacher rows, H hidden size.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +23,10 @@ from eagle3.target.model import Target
 BATCHES_IN_WINDOW = 16  # samples sorted by length together, so that little of a batch is padding
 
 
+def length_of(conversation: Conversation) -> int:
+    return len(conversation.input_ids)
+
+
 class HuggingFaceExtractor(Extractor):
     """Batches are formed by length, inside windows of many batches."""
 
@@ -31,20 +36,49 @@ class HuggingFaceExtractor(Extractor):
         self.target, self.dtype, self.teachers, self.batch_tokens = target, dtype, teachers, batch_tokens
         self.capture = Capture(target, layers)
         self.left_out: Counter[str] = Counter()
+        self.thread, self.asked = ThreadPoolExecutor(1), deque[tuple[Conversation, Future[Sample | str]]]()
+
+    def __exit__(self, *error: object) -> None:
+        self.thread.shutdown(cancel_futures=True)
 
     def logit_transform(self) -> LogitTransform:
         return read_logit_transform(self.target)
 
     def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
-        for window in filled(conversations, lambda item: len(item.input_ids), self.batch_tokens * BATCHES_IN_WINDOW):
-            yield from self._extract(window)
+        for window in filled(conversations, length_of, self.batch_tokens * BATCHES_IN_WINDOW):
+            samples = dict(self._extracted(window))
+            yield from (samples[number] for number in range(len(window)))
 
-    def _extract(self, conversations: list[Conversation]) -> list[Sample]:
+    def ask(self, conversation: Conversation) -> "Future[Sample | str]":
+        future: Future[Sample | str] = Future()
+        self.asked.append((conversation, future))
+        self.thread.submit(self._answer)
+        return future
+
+    def _answer(self) -> None:
+        """Extract together what has been asked for by now, as far as it fits a window; a later call does the rest."""
+        window, futures, tokens = list[Conversation](), list[Future[Sample | str]](), 0
+        while self.asked and tokens < self.batch_tokens * BATCHES_IN_WINDOW:
+            conversation, future = self.asked.popleft()
+            if future.set_running_or_notify_cancel():
+                window.append(conversation)
+                futures.append(future)
+                tokens += length_of(conversation)
+        try:
+            for number, sample in self._extracted(window):
+                futures[number].set_result(sample)
+        except Exception as error:
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
+
+    def _extracted(self, conversations: list[Conversation]) -> Iterator[tuple[int, Sample]]:
+        """Yield samples with the numbers of their conversations, batch by batch."""
+
         def length(number: int) -> int:
-            return len(conversations[number].input_ids)
+            return length_of(conversations[number])
 
         by_length = sorted(range(len(conversations)), key=length)
-        samples: dict[int, Sample] = {}
         longest_first = batches_by_tokens(reversed(by_length), length, most_tokens=self.batch_tokens)
         for numbers in longest_first:
             numbers.reverse()
@@ -52,8 +86,7 @@ class HuggingFaceExtractor(Extractor):
             padded = pad_sequence([item.input_ids for item in batch], batch_first=True)
             captured = self.capture(padded, [len(item.input_ids) for item in batch])
             for number, item, features in zip(numbers, batch, captured, strict=True):
-                samples[number] = self._sample(item, features)
-        return [samples[number] for number in range(len(conversations))]
+                yield number, self._sample(item, features)
 
     def _sample(self, item: Conversation, features: Features) -> Sample:
         has_teacher = positions_with_teacher(item.turns, self.teachers)

@@ -9,9 +9,10 @@ import math
 import shutil
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,8 +37,16 @@ from eagle3.target.stored import StoredTarget
 log = logging.getLogger(__name__)
 
 AHEAD = 8  # forward passes whose tokens are requested in advance
-PACKERS = 4  # threads that turn captured states into samples
 REQUESTS = 512  # at a time at each server: enough short prompts to fill a forward pass
+
+
+@dataclass(frozen=True)
+class RunningServers:
+    """Servers that another process of this host has started and checked: each with its URL and the folder in memory
+    that it writes into; and what they do to their logits."""
+
+    servers: Sequence[tuple[str, str]]
+    logit_transform: LogitTransform
 
 
 class ServedExtractor(Extractor):
@@ -55,19 +64,33 @@ class ServedExtractor(Extractor):
         launch: LaunchSettings,
         folder: Path,
         sentinels: list[Sentinel],
+        running: RunningServers | None = None,
+        first_gpu: int = 0,
     ) -> None:
-        """`folder` takes the logs; `sentinels` are texts whose features are compared with those of the engine."""
+        """`folder` takes the logs; `sentinels` are texts whose features are compared with those of the engine. With
+        `running` no server is started, else they are from `first_gpu` on."""
         self.settings, self.launch, self.folder, self.sentinels = settings, launch, folder, sentinels
+        self.found, self.first_gpu = running, first_gpu
         self.target, self.layers, self.dtype, self.teachers = target, layers, dtype, teachers
         self.batch_tokens, self.most_bytes = batch_tokens, int(settings.memory_gb * 2**30)
         self.left_out: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self.engines = stack.enter_context(Engines(self._started(stack), self.settings))
-            self.transform = check_against_engine(self.engines.ask, self.sentinels, self.target, self.layers)
+            servers = self._started(stack) if self.found is None else joined(self.found)
+            self.engines = stack.enter_context(Engines(servers, self.settings))
+            if self.found is None:
+                self.transform = check_against_engine(self.engines.ask, self.sentinels, self.target, self.layers)
+            else:
+                self.transform = self.found.logit_transform
             self.up = stack.pop_all()
         return self
+
+    @property
+    def running(self) -> RunningServers:
+        """Return what another process of this host needs to ask the same servers."""
+        servers = [(server.url, str(server.folder.path)) for server in self.engines.servers]
+        return RunningServers(servers, self.transform)
 
     def __exit__(self, *error: object) -> None:
         for line in self.engines.pool.report():
@@ -82,18 +105,18 @@ class ServedExtractor(Extractor):
         asked: deque[tuple[int, Future[Sample | str]]] = deque()
         servers = len(self.engines.servers)
         ahead, most, places = 0, AHEAD * self.batch_tokens * servers, REQUESTS * servers
-        with ThreadPoolExecutor(PACKERS) as threads:  # each thread waits for one of the oldest requests
-            for conversation in conversations:
-                tokens = len(conversation.input_ids)
-                while asked and (ahead + tokens > most or len(asked) >= places):
-                    ahead -= asked[0][0]
-                    yield from self._counted(asked.popleft()[1].result())
-                spans = answers_of(positions_with_teacher(conversation.turns, self.teachers).int())
-                captured = self.engines.ask(conversation.input_ids.tolist(), spans)
-                asked.append((tokens, threads.submit(self._sample, conversation, captured)))
-                ahead += tokens
-            while asked:
+        for conversation in conversations:
+            tokens = len(conversation.input_ids)
+            while asked and (ahead + tokens > most or len(asked) >= places):
+                ahead -= asked[0][0]
                 yield from self._counted(asked.popleft()[1].result())
+            asked.append((tokens, self.ask(conversation)))
+            ahead += tokens
+        while asked:
+            yield from self._counted(asked.popleft()[1].result())
+
+    def ask(self, conversation: Conversation) -> "Future[Sample | str]":
+        return self.engines.run(self._sample(conversation))
 
     def _started(self, stack: ExitStack) -> list[CapturingServer]:
         """Start the servers; `stack` stops them and removes their folders in memory."""
@@ -104,7 +127,7 @@ class ServedExtractor(Extractor):
         folders: list[CaptureFolder] = []
 
         def flags_of(number: int) -> dict[str, Any]:
-            folder = CaptureFolder(memory)
+            folder = CaptureFolder.new(memory)
             stack.callback(folder.remove)
             folders.append(folder)
             sizes = {"batch_tokens": self.batch_tokens, "most_bytes": self.most_bytes}
@@ -118,12 +141,13 @@ class ServedExtractor(Extractor):
             draft=None,
             folder=self.folder,
             flags_of=flags_of,
+            first_gpu=self.first_gpu,
         )
         for server, folder in zip(servers, folders, strict=True):
             server.scratch = folder.path
         require_memory(memory, self.most_bytes, len(servers))
         stack.enter_context(serving(servers))
-        return [CapturingServer(server, each) for server, each in zip(servers, folders, strict=True)]
+        return [CapturingServer(server.url, each, server) for server, each in zip(servers, folders, strict=True)]
 
     def _counted(self, sample: Sample | str) -> Iterator[Sample]:
         if isinstance(sample, str):
@@ -131,9 +155,10 @@ class ServedExtractor(Extractor):
         else:
             yield sample
 
-    def _sample(self, item: Conversation, asked: "Future[tuple[Captured, Any]]") -> Sample | str:
+    async def _sample(self, item: Conversation) -> Sample | str:
+        has_teacher = positions_with_teacher(item.turns, self.teachers)
         try:
-            captured, _ = asked.result()
+            captured, _ = await self.engines.captured(item.input_ids.tolist(), answers_of(has_teacher.int()))
         except RequestRefused as refused:
             return str(refused)
         return Sample(
@@ -143,8 +168,12 @@ class ServedExtractor(Extractor):
             aux_hidden_states=_rows(captured.aux, captured.aux_exponents),
             last_hidden_state=_rows(captured.last, captured.last_exponents),
             teacher_argmax=captured.teacher_argmax,
-            has_teacher=positions_with_teacher(item.turns, self.teachers),
+            has_teacher=has_teacher,
         )
+
+
+def joined(running: RunningServers) -> list[CapturingServer]:
+    return [CapturingServer(url, CaptureFolder(Path(folder))) for url, folder in running.servers]
 
 
 def _rows(values: Tensor, exponents: Tensor | None) -> Tensor | ScaledRows:
@@ -180,7 +209,7 @@ class Engines:
 
     def __enter__(self) -> Self:
         self.thread.start()
-        self.session = self._run(self._open()).result()
+        self.session = self.run(self._open()).result()
         self.pool = Pool(
             self.servers,
             self.session,
@@ -188,12 +217,12 @@ class Engines:
             attempts=self.settings.attempts,
             give_up_s=self.settings.give_up_s,
             setting="features.engine",
-            processes=[server.process for server in self.servers],
+            processes=[server.process for server in self.servers if server.process],
         )
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._run(self._end()).result()
+        self.run(self._end()).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
@@ -201,22 +230,24 @@ class Engines:
     def ask(
         self, input_ids: list[int], teachers: list[tuple[int, int]], options: Mapping[str, Any] | None = None
     ) -> "Future[tuple[Captured, dict[str, Any]]]":
-        """Begin to capture one prompt, with more `options` of /generate.
+        """Begin to capture one prompt, with more `options` of /generate."""
+        return self.run(self.captured(input_ids, teachers, options))
 
-        The result is its states and its `meta_info`; errors are RequestRefused and InputError."""
+    async def captured(
+        self, input_ids: list[int], teachers: list[tuple[int, int]], options: Mapping[str, Any] | None = None
+    ) -> tuple[Captured, dict[str, Any]]:
+        """Return a prompt's states and its `meta_info`; raises RequestRefused, or InputError with the reason why no
+        more rows will come."""
         capture = self.pool.run(lambda server: server.capture(self.session, input_ids, teachers, options or {}))
-        return self._run(self._unless_failed(capture))
-
-    async def _unless_failed(self, work: Any) -> Any:
-        """Wait for `work`, or raise the reason why no more rows will come."""
-        task = asyncio.ensure_future(work)
+        task: asyncio.Future[Any] = asyncio.ensure_future(capture)
         done, _ = await asyncio.wait([task, *self.watching], return_when=asyncio.FIRST_COMPLETED)
         if task in done:
             return task.result()
         task.cancel()
         return next(iter(done)).result()
 
-    def _run(self, work: Any) -> Any:
+    def run(self, work: Any) -> Any:
+        """Begin a coroutine in the thread of requests, and return its `Future`."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     async def _open(self) -> Any:

@@ -13,8 +13,10 @@ import tarfile
 from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from eagle3.errors import InputError
+from eagle3.features.conversation import Conversation
 from eagle3.features.index import (
     FORMAT_VERSION,
     NO_ANSWER,
@@ -93,24 +95,9 @@ class ShardWriter:
         for buffer in encoded.buffers:
             self._write(buffer)
         self._write(bytes(-encoded.size % tarfile.BLOCKSIZE))
-        answers = sample.input_ids[sample.turns > 0].tolist()
-        anchors = len(anchors_of(sample.turns))
-        self.entries.append(
-            SampleEntry(
-                id=sample.id,
-                offset=offset,
-                size=encoded.size,
-                tokens=len(sample.input_ids),
-                answer_tokens=len(answers),
-                anchors=anchors,
-                split=split_fraction(sample.id),
-                sha256=encoded.sha256,
-                source=source,
-                whole=whole,
-                answer_sha256=answer_sha256,
-            )
-        )
-        self.answer_counts.update(answers)
+        place = {"offset": offset, "size": encoded.size, "sha256": encoded.sha256}
+        self.entries.append(entry_of(sample, **place, source=source, whole=whole, answer_sha256=answer_sha256))
+        self.answer_counts.update(sample.input_ids[sample.turns > 0].tolist())
 
     def finish(self, made_from: str) -> bytes:
         """Close and publish the shard, and return its index. `made_from` is the hash of what decides its content."""
@@ -138,6 +125,17 @@ class ShardWriter:
     def discard(self) -> None:
         self.thread.shutdown(cancel_futures=True)
         self.pending.discard()
+
+
+def entry_of(item: Sample | Conversation, **others: Any) -> SampleEntry:
+    return SampleEntry(
+        id=item.id,
+        tokens=len(item.input_ids),
+        answer_tokens=int((item.turns > 0).sum()),
+        anchors=len(anchors_of(item.turns)),
+        split=split_fraction(item.id),
+        **others,
+    )
 
 
 def require_shard(storage: Readable, shard: ShardEntry) -> None:

@@ -3,11 +3,14 @@
 Shapes: V target vocabulary, H hidden size.
 """
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from eagle3.errors import InputError
 from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef, Samples
@@ -68,3 +71,19 @@ class FeatureSource(Protocol):
 
     def verify(self, *, rank: int = 0, world_size: int = 1) -> None:
         """Compare this rank's share with its hashes; an InputError names the first file that differs."""
+
+
+class MadeOnDemand:
+    """Base of a `FeatureSource` whose features are made when they are asked for."""
+
+    def ahead(self, refs: Iterator[SampleRef], *, keep: bool) -> AbstractContextManager[None]:
+        """Ask for samples that will be read inside the block, in about this order; `keep` them for the next time."""
+        raise NotImplementedError
+
+    def without_features(self, ref: SampleRef) -> Sample:
+        """Return a sample's tokens and turns, as far as loss masks need it."""
+        raise NotImplementedError
+
+
+class NoFeatures(InputError):
+    """The target refuses one sample; others can be made."""

@@ -123,7 +123,11 @@ class FeatureStore:
 
 def save_target_weights(storage: Storage, embedding: Tensor, lm_head: Tensor, *, dtype: torch.dtype) -> None:
     """Write the target's embedding and `lm_head`; tied weights are stored once."""
+    write_file(storage, TARGET_WEIGHTS, save(target_tensors(embedding, lm_head, dtype=dtype)))
+
+
+def target_tensors(embedding: Tensor, lm_head: Tensor, *, dtype: torch.dtype) -> dict[str, Tensor]:
     tensors = {"embedding": embedding.to("cpu", dtype).contiguous()}
     if lm_head.data_ptr() != embedding.data_ptr():
         tensors["lm_head"] = lm_head.to("cpu", dtype).contiguous()
-    write_file(storage, TARGET_WEIGHTS, save(tensors))
+    return tensors

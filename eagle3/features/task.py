@@ -41,6 +41,10 @@ class Extractor:
         """Yield samples in the order of their conversations, taking some ahead. Called once for each run of them."""
         raise NotImplementedError
 
+    def ask(self, conversation: Conversation) -> "Future[Sample | str]":
+        """Begin to make one sample, in another thread; the result is the reason where there can be none."""
+        raise NotImplementedError
+
     def logit_transform(self) -> LogitTransform:
         """Return what turns `lm_head` times the last hidden state into the target's logits."""
         raise NotImplementedError

@@ -215,17 +215,23 @@ def _local(path: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrecomputeRun(Settings):
-    """A checked run of precompute.py."""
+class CaptureRun(Settings):
+    """What features are made with, in advance or while training."""
 
     target: TargetSettings
+    features: StoreSettings
+    launch: LaunchSettings
+    workers: Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecomputeRun(CaptureRun):
+    """A checked run of precompute.py."""
+
     prompts: PromptSettings
     chat: ChatSettings
     sampling: SamplingSettings
     answers: Part
-    features: StoreSettings
-    launch: LaunchSettings
-    workers: Part
     estimate: EstimateSettings
     stages: Annotated[Any, AfterValidator(_stages)]
     progress: bool

@@ -8,8 +8,9 @@ from pydantic import AfterValidator, Field, with_config
 from typing_extensions import TypedDict
 
 from eagle3.errors import InputError
-from eagle3.settings.engine import Steps
+from eagle3.settings.engine import LaunchSettings, Steps
 from eagle3.settings.parts import PARTS, Part, part_of
+from eagle3.settings.precomputing import CaptureRun, StoreSettings, TargetSettings
 from eagle3.settings.types import (
     OPEN,
     Count,
@@ -151,6 +152,12 @@ class DataSettings(SampleRules, PackSettings):
     source: Part | None
     cache_dir: Text | None
     cache_gb: Positive
+
+
+@part_of("eagle3.features.live.LiveFeatures")
+class LiveSettings(TypedDict):
+    ahead_gb: Positive
+    val_gb: NotNegative
 
 
 # --- Lightning -------------------------------------------------------------------------------------------------------
@@ -349,6 +356,9 @@ class TrainRun(Settings):
     matmul_precision: Literal["highest", "high", "medium"]
     progress: bool
     run_dir: Text
+    target: TargetSettings | None = None  # these three with data=live
+    features: StoreSettings | None = None
+    launch: LaunchSettings | None = None
 
     def __post_init__(self) -> None:
         """Refuse a metric that is never logged, which Lightning would find out after the first validation, and a mode
@@ -370,6 +380,20 @@ class TrainRun(Settings):
             if monitor in names and mode != better:
                 rule = f"looks for the worst {monitor}; set callbacks.{name}.mode={better}"
                 raise fault("callbacks", name, "mode", value=mode, rule=rule)
+        if self.live and (hosts := self.trainer.keys["num_nodes"]) > 1:
+            rule = (
+                "must be 1 with data=live: features travel through the memory of one host; for several, store them "
+                "first, in the stage features, and train on the store"
+            )
+            raise fault("trainer", "num_nodes", value=hosts, rule=rule)
+
+    @property
+    def live(self) -> CaptureRun | None:
+        """How features are made while training; None where they are in a store."""
+        if self.target is None or self.features is None or self.launch is None:
+            return None
+        in_process = Part("eagle3.workers.in_process.InProcess", {})
+        return CaptureRun(target=self.target, features=self.features, launch=self.launch, workers=in_process)
 
     @property
     def best_mode(self) -> str | None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from eagle3.settings.precomputing import PrecomputeRun
+from eagle3.settings.precomputing import CaptureRun, PrecomputeRun
 from eagle3.workers.task import Workers
 
 
@@ -17,7 +17,7 @@ def build_workers(run: PrecomputeRun, *, servers: int | None) -> Workers:
     return run.workers.with_keys(gpus=gpus).build(logs=logs.absolute())
 
 
-def target_on_gpu(run: PrecomputeRun) -> bool:
+def target_on_gpu(run: CaptureRun) -> bool:
     """Say whether the target runs on GPUs where the workers are."""
     if run.target.device != "auto":
         return run.target.device != "cpu"

@@ -30,7 +30,7 @@ def test_the_hook_in_sglangs_own_llama_writes_hugging_faces_states(
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     told = json.loads(ran.stdout.splitlines()[-1])
-    [file] = tmp_path.glob("*.safetensors")
+    [file] = tmp_path.glob("0/*.safetensors")
     captured = load_file(file)
     with torch.no_grad():
         output = target.model(input_ids=torch.tensor([told["input_ids"]]), output_hidden_states=True)

@@ -4,6 +4,7 @@ The engine is a stand-in that calls modules as SGLang does; the hooks, servers, 
 """
 
 import asyncio
+import json
 import shutil
 import stat
 from collections.abc import Callable
@@ -188,6 +189,33 @@ def test_two_runs_on_one_machine_leave_each_others_memory_alone(served: Served, 
     assert [*(tmp_path / "memory").iterdir()] == []
 
 
+def test_another_process_of_the_host_asks_the_same_servers_and_gets_its_own_rows(
+    served: Served, tmp_path: Path
+) -> None:
+    prompts = [[*range(5, 9 + number)] for number in range(12)]
+    with served() as first:
+        [folder] = (tmp_path / "memory").iterdir()
+        with served(running=first.running) as other:
+            assert other.logit_transform() == first.logit_transform() and len([*folder.iterdir()]) == 2
+            asked = [(each.engines.ask(ids, [(0, 4)]), ids) for ids in prompts for each in (first, other)]
+            for (ours, ids), (theirs, _) in zip(asked[::2], asked[1::2], strict=True):
+                (one, _), (same, _) = ours.result(), theirs.result()
+                assert len(one.aux) == len(ids) and torch.equal(one.aux, same.aux)
+        assert captured_tokens(first) == 3  # it still runs
+        assert not [*folder.rglob("*.safetensors"), *folder.rglob("*.tmp")]
+    assert [*(tmp_path / "memory").iterdir()] == []
+
+
+def test_the_size_of_a_folder_counts_a_file_once_that_several_clients_are_to_read(tmp_path: Path) -> None:
+    (tmp_path / "0.tmp").write_bytes(bytes(1000))
+    for client in ("one", "other"):
+        (tmp_path / client).mkdir()
+        (tmp_path / client / "0.safetensors").hardlink_to(tmp_path / "0.tmp")
+    assert 990 <= eagle3_capture._size(tmp_path) <= 1000
+    (tmp_path / "one" / "0.safetensors").unlink()
+    assert eagle3_capture._size(tmp_path) == 1000
+
+
 def test_memory_must_hold_the_states_of_all_servers_before_one_starts(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,9 +234,9 @@ def test_memory_must_be_there_and_hold_the_states_of_other_workers_on_this_machi
     most = 2**30  # which the other worker has written; this one has room for its own
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=2 * most, free=most))
     for _ in range(2):
-        CaptureFolder(tmp_path)
+        CaptureFolder.new(tmp_path)
         require_memory(tmp_path, most)
-    CaptureFolder(tmp_path)
+    CaptureFolder.new(tmp_path)
     with pytest.raises(InputError, match=r"memory_gb is 1 for each server on this machine \(3\)"):
         require_memory(tmp_path, most)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=9 * most, free=most // 2))
@@ -252,9 +280,12 @@ def test_states_that_the_stored_type_cannot_hold_are_told(dtype: str, finite: bo
 
 def test_rows_that_were_read_take_no_place_in_the_folder(tmp_path: Path) -> None:
     path = tmp_path / "1.safetensors"
-    save_file({"aux": torch.ones(1000, 8)}, path, metadata={"parts": "[]"})
-    tensors, _ = capture._read(path)
-    assert tensors["aux"].sum() == 8000 and path.name not in Path("/proc/self/maps").read_text()
+    parts = [{"id": f"eagle3:{client}.1:", "start": 0, "rows": 500, "teachers": 0} for client in ("theirs", "ours")]
+    tensors = {"aux": torch.arange(1000.0)[:, None], "finite": torch.tensor(True)}
+    save_file({**tensors, "teacher_argmax": torch.empty(0)}, path, metadata={"parts": json.dumps(parts)})
+    finite, [(part, rows)] = capture._read(path, "ours")
+    assert finite and part == parts[1] and torch.equal(rows["aux"], tensors["aux"][500:])
+    assert rows["aux"].untyped_storage().nbytes() == 2000 and path.name not in Path("/proc/self/maps").read_text()
 
 
 def test_chunks_are_joined_in_the_order_of_their_tokens() -> None:

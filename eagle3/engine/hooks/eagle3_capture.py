@@ -2,8 +2,9 @@
 
 SGLang imports this file by name: --forward-hooks names it, and PYTHONPATH holds this folder. It runs in SGLang's
 environment, so it needs only PyTorch, safetensors and eagle3_fp8.py. Each forward batch gives one file with the rows of
-all requests whose id is one of ours; a request that prefill cuts into chunks is in several files. If the files are read
-too slowly, the server waits: no rows are lost.
+all requests whose id is one of ours; a request that prefill cuts into chunks is in several files. Each client finds the
+files with rows of its requests in its own folder, as links. If they are read too slowly, the server waits: no rows are
+lost.
 
 Shapes: N rows of a batch, A captured layers, H hidden size, AH = A · H, J rows with a teacher, V vocabulary.
 """
@@ -21,7 +22,8 @@ import eagle3_fp8
 import torch
 from safetensors.torch import save_file
 
-MARK = "eagle3:"  # ids of captured requests: eagle3:NAME:BEGIN-END,BEGIN-END…, the spans of positions with a teacher
+# Ids of captured requests: eagle3:CLIENT.NUMBER:BEGIN-END,BEGIN-END…, the spans of positions with a teacher.
+MARK = "eagle3:"
 FAILED = "failed.txt"  # holds the reason why there will be no more files
 WAITING = 4  # batches on the host that wait to be written
 POLL_S = 0.01
@@ -155,18 +157,23 @@ class Writer:
                     copied.synchronize()
                 while _size(self.folder) > self.config["most_bytes"]:  # the reader is slower
                     time.sleep(POLL_S)
-                path = self.folder / f"{number:08d}.safetensors"
-                save_file(tensors, f"{path}.tmp", metadata={"parts": json.dumps(parts)})
-                os.replace(f"{path}.tmp", path)
+                path = self.folder / f"{number:08d}.tmp"
+                save_file(tensors, path, metadata={"parts": json.dumps(parts)})
+                for client in {part["id"][len(MARK) :].partition(".")[0] for part in parts}:
+                    with suppress(FileNotFoundError):  # its process has ended
+                        os.link(path, self.folder / client / f"{number:08d}.safetensors")
+                path.unlink()
             except Exception as error:
                 _fail(self.config, f"{type(error).__name__}: {error}")
 
 
 def _size(folder: Path) -> int:
     size = 0
-    for entry in os.scandir(folder):
-        with suppress(FileNotFoundError):  # the reader has just deleted it
-            size += entry.stat().st_size
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # the reader has just deleted it
+                facts = os.stat(os.path.join(place, name))
+                size += facts.st_size // facts.st_nlink  # the file is in the folders of several clients
     return size
 
 

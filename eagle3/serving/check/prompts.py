@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from eagle3.answers.chat import Chat, RefusedConversation
+from eagle3.answers.store import ANSWERS, read_rows
 from eagle3.decoding.replay import answer_all
 from eagle3.errors import InputError
 from eagle3.features.concat import open_recorded
 from eagle3.features.sample import Sample
 from eagle3.features.source import FeatureSource, as_setting
-from eagle3.features.split import prompt_and_turn
+from eagle3.features.split import prompt_and_turn, split_fraction
 from eagle3.features.turns import answers_of
 from eagle3.head_files.record import Origin
 from eagle3.prompts import Refused, Source, plain_source, read_prompts
@@ -196,17 +197,21 @@ def question_prompts(chat: Chat, questions: list[str], *, turns: Turns, max_leng
 
 
 def validation_prompts(trained_on: Origin, *, turns: Turns, limit: int | None, max_length: int) -> PromptSet:
-    """Read prompts that training held out, from the store that it recorded; InputError if it is there no more.
+    """Read prompts that training held out, from the store or the answers that it recorded; InputError if they are there
+    no more.
 
     Validation is the lowest shares of the split, so they are taken from the bottom up. Later prompts have the answers
     before them that training had."""
-    features = _recorded_store(trained_on)
+    if answers := _answers_without_features(trained_on):
+        talks, location = _held_out_answers(answers, trained_on.val_fraction), str(answers)
+    else:
+        features = _recorded_store(trained_on)
+        talks, location = _held_out(features, trained_on.val_fraction), as_setting(features.location)
     left_out: Counter[str] = Counter()
     first = 1 if turns == "first" else None
-    talks = _held_out(features, trained_on.val_fraction)
     prompts = (_fitting(islice(talk, first), max_length, left_out) for talk in talks)
     found = [*islice(filter(None, prompts), limit)]
-    origin = f"validation prompts of {as_setting(features.location)}"
+    origin = f"validation prompts of {location}"
     _require_some(found, origin, left_out)
     sources = ["validation"] * len(found)
     return replace(PromptSet.of(origin, turns, found, left_out, sources), from_validation=True)
@@ -214,9 +219,17 @@ def validation_prompts(trained_on: Origin, *, turns: Turns, limit: int | None, m
 
 def held_out_samples(trained_on: Origin) -> Iterator[Sample]:
     """Read the first sample of each prompt that training held out; InputError if its store is there no more."""
+    if answers := _answers_without_features(trained_on):
+        raise InputError(f"{answers} has no features: they were made while training")
     features = _recorded_store(trained_on)
     shares, firsts = np.unique(features.samples.split, return_index=True)
     return (features.read(features.samples[int(first)]) for first in firsts[shares < trained_on.val_fraction])
+
+
+def _answers_without_features(trained_on: Origin) -> Path | None:
+    """Return the folder of the answers of a training with data=live; None if it had a store."""
+    paths = [trained_on.path] if isinstance(trained_on.path, str) else trained_on.path
+    return next((Path(path) for path in paths if Path(path, ANSWERS).is_file()), None)
 
 
 def _recorded_store(trained_on: Origin) -> FeatureSource:
@@ -235,6 +248,16 @@ def _held_out(features: FeatureSource, val_fraction: float) -> Iterator[Iterator
         own = [ref for ref in refs if ref.store == refs[0].store]
         by_turn = sorted(own, key=lambda ref: prompt_and_turn(ref.entry.id)[1])
         yield (ids for ref in by_turn for ids in _prompts_of(features.read(ref)))
+
+
+def _held_out_answers(folder: Path, val_fraction: float) -> Iterator[Iterator[list[int]]]:
+    held_out = [(split_fraction(row.id), row) for row in read_rows(folder)]
+    by_prompt = sorted(
+        ((share, row) for share, row in held_out if share < val_fraction),
+        key=lambda each: (each[0], prompt_and_turn(each[1].id)[1]),
+    )
+    for _, rows in groupby(by_prompt, key=lambda each: each[0]):
+        yield (row.input_ids[:begin] for _, row in rows for begin, _ in row.turns)
 
 
 def _prompts_of(sample: Sample) -> Iterator[list[int]]:
