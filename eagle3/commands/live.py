@@ -189,6 +189,7 @@ def open_live(run: TrainRun, resumed: Origin | None, held: ExitStack) -> "LiveFe
     first_gpu = place.first_gpu if place else 0
     made_by = build_extractor(live, target, logs, WorkerId(), running=running, first_gpu=first_gpu)
     opened.extractor = held.enter_context(made_by)
+    held.callback(opened.close)
     if live.features.engine and first:
         tell(servers, opened.extractor, held)  # type: ignore[arg-type]
     return opened

@@ -40,6 +40,8 @@ class HuggingFaceExtractor(Extractor):
 
     def __exit__(self, *error: object) -> None:
         self.thread.shutdown(cancel_futures=True)
+        for _, future in self.asked:
+            future.cancel()
 
     def logit_transform(self) -> LogitTransform:
         return read_logit_transform(self.target)

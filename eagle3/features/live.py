@@ -88,6 +88,7 @@ class LiveFeatures(MadeOnDemand):
         self.kept: dict[str, Sample] = {}
         self.asked: dict[str, deque[Asked]] = {}
         self.windows: list[Window] = []
+        self.closed = False
         self.changed = Condition()  # of all above
 
     def _index(self, path: Path, rows: Iterable[tuple[AnsweredRow, int]]) -> ShardIndex:
@@ -168,12 +169,22 @@ class LiveFeatures(MadeOnDemand):
                 self.windows.remove(window)
                 self._forget(window)
 
+    def close(self) -> None:
+        """Let nobody wait for a sample that is not asked for yet: the extractor is about to end."""
+        with self.changed:
+            self.closed = True
+            for window in self.windows:
+                window.closed = True
+            self.changed.notify_all()
+
     def read(self, ref: SampleRef) -> Sample:
         """Wait for a sample that has been asked for, or will be; one that is in no window is asked for now."""
         if kept := self.kept.get(ref.entry.id):
             return kept
         with self.changed:
             self.changed.wait_for(lambda: ref.entry.id in self.asked or all(each.asked_all for each in self.windows))
+            if self.closed:
+                raise RuntimeError("the source is closed")
             waiting = self.asked.pop(ref.entry.id, deque())
             asked = waiting.popleft() if waiting else Asked(Window(keep=False), 0, self._ask(ref))
             if waiting:

@@ -1,6 +1,7 @@
 """Training with features that are made meanwhile is the training on a store of them."""
 
-from concurrent.futures import Future
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from eagle3.commands.live import Placement, placed, share_of_memory
 from eagle3.compose import compose_run
 from eagle3.engine import capture
 from eagle3.errors import InputError, Interrupted
-from eagle3.features.conversation import Conversation
+from eagle3.features.conversation import Conversation, read_conversations
+from eagle3.features.huggingface import HuggingFaceExtractor
 from eagle3.features.live import LiveFeatures
 from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef
@@ -199,6 +201,27 @@ def test_samples_to_keep_are_asked_for_once_as_far_as_they_fit(
         with source.ahead(iter(refs), keep=True):
             assert [source.read(ref).id for ref in refs] == [ref.entry.id for ref in refs]
     assert len(source.kept) == 5 and len(by_hand.asked) == 8 + 3 + 3
+
+
+def test_a_closed_source_lets_nobody_wait(folder: Path, stored: StoredTarget, by_hand: ByHand) -> None:
+    source = live_source(folder / "answers", stored, by_hand, ahead_gb=1e-9)
+    refs = [*source.samples]
+    with source.ahead(iter(refs), keep=False), ThreadPoolExecutor(1) as reader:
+        waiting = reader.submit(source.read, refs[5])  # which is asked for once those before it are read
+        wait_until(lambda: by_hand.asked)
+        source.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            waiting.result(timeout=60)
+    assert by_hand.asked == [refs[0].entry.id]
+
+
+def test_an_extractor_that_ends_leaves_no_sample_to_wait_for(folder: Path, target: Target, by_hand: ByHand) -> None:
+    settings = {"layers": [2, 4, 5], "dtype": torch.float32, "teachers": "answers", "batch_tokens": 1}
+    with HuggingFaceExtractor(target=target, **settings) as extractor:
+        conversations = read_conversations(folder / "answers", max_length=99, too_long="drop", left_out=Counter())
+        asked = [extractor.ask(each) for each in conversations]
+    assert len(asked) == 40 and all(each.done() for each in asked)
+    assert any(each.cancelled() for each in asked)
 
 
 def test_validation_samples_are_made_once(folder: Path, tmp_path: Path) -> None:
