@@ -27,6 +27,7 @@ from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef
 from eagle3.features.task import Extractor
 from eagle3.serving.check.prompts import validation_prompts
+from eagle3.settings.serving import Turns
 from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget
 
@@ -98,11 +99,14 @@ def test_a_stopped_training_continues_with_the_samples_that_it_has_not_trained(
     assert_same(rest, stored_run)
 
 
-def test_the_held_out_prompts_of_a_head_are_read_from_the_answers(folder: Path, stored_run: Run) -> None:
+@pytest.mark.parametrize("turns", ["all", "first"])
+def test_the_held_out_prompts_of_a_head_are_read_from_the_answers(turns: Turns, folder: Path, stored_run: Run) -> None:
     origin = stored_run.module.origin
-    of_store = validation_prompts(origin, limit=None, max_length=99)
-    of_answers = validation_prompts(replace(origin, path=str(folder / "answers")), limit=None, max_length=99)
+    whole: Any = {"turns": turns, "limit": None, "max_length": 99}
+    of_store = validation_prompts(origin, **whole)
+    of_answers = validation_prompts(replace(origin, path=str(folder / "answers")), **whole)
     assert of_answers.prompts == of_store.prompts and len(of_store.prompts) > 5
+    assert of_answers.conversations == of_store.conversations
     assert of_answers.from_validation
 
 

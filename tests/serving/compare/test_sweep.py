@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable
 from math import sqrt
 from pathlib import Path
@@ -20,6 +21,7 @@ from training_runs import sweep as train_sweep
 from eagle3.commands import sweep as commands
 from eagle3.decoding.paired import Estimate
 from eagle3.errors import InputError
+from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare import kept
 from eagle3.serving.compare.jobs import find_jobs
 from eagle3.serving.compare.sweep import setting_rows, settings_page, verdict
@@ -224,7 +226,7 @@ def test_a_setting_of_one_seed_has_intervals_over_prompts(
             if (each["head"], each["source"], each["steps"]) == (row["setting"], "all", row["steps"])
         ]  # fmt: skip
         assert row["accept_length"] == of_seed["accept_length"] and row["difference"] == of_seed["difference"]
-        assert f"over one seed, {row['prompts']} prompts: " in row["verdict"]
+        assert f"over one seed, {row['conversations']} conversations: " in row["verdict"]
 
 
 def row(seed: str, head: str, value: float, difference: float | None) -> dict[str, Any]:
@@ -232,7 +234,7 @@ def row(seed: str, head: str, value: float, difference: float | None) -> dict[st
     estimate = {"standard_error": 0.1, "low": value - 0.2, "high": value + 0.2}
     against = difference if difference is None else {"value": difference, **estimate, "low": 0.1, "high": 0.3}
     length = {"value": value, **estimate}
-    where = {"source": "all", "positions": "all", "prompts": 9}
+    where = {"source": "all", "positions": "all", "conversations": 9, "prompts": 9}
     return {"seed": seed, **way, **where, "head": head, "accept_length": length, "difference": against}
 
 
@@ -242,14 +244,15 @@ def row(seed: str, head: str, value: float, difference: float | None) -> dict[st
         ([0.2, 0.21, 0.19], "b - a: +0.200 [+0.175, +0.225] in a chain of 3, greedy, over 3 seeds: longer"),
         ([-0.2, -0.21, -0.19], "b - a: -0.200 [-0.225, -0.175] in a chain of 3, greedy, over 3 seeds: shorter"),
         ([0.2, -0.2], "b - a: +0.000 [-2.541, +2.541] in a chain of 3, greedy, over 2 seeds: not separated"),
-        ([0.2], "b - a: +0.200 [+0.100, +0.300] in a chain of 3, greedy, over one seed, 9 prompts: longer"),
+        ([0.2], "b - a: +0.200 [+0.100, +0.300] in a chain of 3, greedy, over one seed, 9 conversations: longer"),
     ],
 )
 def test_a_verdict_says_what_the_interval_says(gains: list[float], said: str) -> None:
     rows = [row(str(seed), "a", 2.0, None) for seed in range(len(gains))]
     rows += [row(str(seed), "b", 2.0 + gain, gain) for seed, gain in enumerate(gains)]
     assert [each["verdict"] for each in setting_rows(rows)] == [None, said]
-    assert said in settings_page(setting_rows(rows))
+    prompts = PromptSet.of("here", "first", [[[1]]] * 9, Counter(), ["here"] * 9)
+    assert said in settings_page(setting_rows(rows), prompts)
 
 
 def test_settings_without_a_seed_in_common_have_no_difference() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ def head(target: Target, tmp_path: Path) -> Path:
 def compared(head: Path, tmp_path: Path) -> Path:
     """compare.json of the head in chains of several lengths, on prompts of two sources."""
     settings = serve_run("compare", f"compare.shapes={CHAINS}").compare
-    prompts = PromptSet("prompts.path=DIR/heldout.jsonl", [PROMPT, PROMPT[9:], PROMPT[4:], PROMPT[2:]], {}, SOURCES)
+    conversations = [[PROMPT], [PROMPT[9:]], [PROMPT[4:]], [PROMPT[2:]]]
+    prompts = PromptSet.of("prompts.path=DIR/heldout.jsonl", "all", conversations, Counter(), SOURCES)
     out = tmp_path / "compared"
     out.mkdir()
     compare(settings, [head], tiny_target(), prompts, max_new_tokens=12, seed=0, origin=result_facts(["x"]), folder=out)
