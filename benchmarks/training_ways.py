@@ -90,7 +90,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def make(made: Path, *command: str) -> None:
-    """Run a script, then add its command to the .txt of what it has made."""
+    """Run a script, then add its command to the .txt file next to its output."""
     call(*command)
     with made.with_name(f"{made.name}.txt").open("a") as file:
         file.write(shlex.join(["python", *command]).replace(f"{ROOT}/", "") + "\n")

@@ -1,12 +1,13 @@
 """Checks that heads can be compared, before the target is loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from eagle3.decoding.speculate import require_topk
 from eagle3.errors import InputError
 from eagle3.head_files.files import HeadFiles, read_without_weights
 from eagle3.head_files.format import head_config, read_kind
+from eagle3.serving.check.origin import warn_of_precision
 from eagle3.settings.serving import CompareSettings
 from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles, make_identity
@@ -43,6 +44,14 @@ def require_own_target(files: HeadFiles, target: TargetIdentity, parts: tuple[st
             f"heads: {files.path} was trained on {trained.name}, not on target.path={target.name}: they differ in "
             f"{differing[0]}; compare heads of one target"
         )
+
+
+def require_targets(heads: Iterable[Path], target: TargetIdentity) -> None:
+    """Raise InputError for a head of other weights, once the target is loaded; warn of another precision."""
+    for head in heads:
+        files = read_without_weights(head)
+        require_own_target(files, target, ("weights_hash",))
+        warn_of_precision(files, target)
 
 
 def _require_sizes(files: HeadFiles, target: TargetFiles, settings: CompareSettings) -> None:

@@ -14,11 +14,9 @@ from eagle3.decoding.paired import CONFIDENCE, Estimate, accept_length, differen
 from eagle3.decoding.replay import Answered
 from eagle3.decoding.speculate import Speculator, nothing_verified
 from eagle3.draft_shape import Shape
-from eagle3.head_files.files import read_without_weights
 from eagle3.head_files.format import load_head
-from eagle3.serving.check.origin import warn_of_precision
 from eagle3.serving.check.prompts import PromptSet
-from eagle3.serving.compare.heads import require_own_target
+from eagle3.serving.compare.heads import require_targets
 from eagle3.serving.compare.measure import ALL, Measured, Way, answers_at, measure_head
 from eagle3.serving.report import with_error, write_report
 from eagle3.settings.serving import CompareSettings, TokenSampling
@@ -41,10 +39,7 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Print the table, and return its rows; compare.json and compare.md go to `folder`. `origin` goes into the first:
     commit, command, machine, versions."""
-    for head in folders:
-        files = read_without_weights(head)
-        require_own_target(files, target.identity, ("weights_hash",))
-        warn_of_precision(files, target.identity)
+    require_targets(folders, target.identity)
     paths, layers, dtype = names(folders), len(target.layers), target.embedding.dtype
     # All before anything is decoded for long: a head that cannot be decoded ends the run here.
     heads = {name: load_head(path, num_layers=layers, dtype=dtype) for name, path in paths.items()}

@@ -12,10 +12,8 @@ from typing import Any
 from eagle3 import markdown
 from eagle3.decoding.paired import CONFIDENCE, Estimate
 from eagle3.draft_shape import Shape
-from eagle3.head_files.files import read_without_weights
-from eagle3.serving.check.origin import warn_of_precision
 from eagle3.serving.check.prompts import PromptSet
-from eagle3.serving.compare.heads import require_own_target
+from eagle3.serving.compare.heads import require_targets
 from eagle3.serving.compare.jobs import Job, Jobs
 from eagle3.serving.compare.kept import Gained, measure_jobs
 from eagle3.serving.compare.measure import ALL
@@ -41,10 +39,7 @@ def compare_sweep(
 ) -> list[dict[str, Any]]:
     """Print a row for each setting and way of decoding, and what they say; compare.json and compare.md, which have the
     rows of each seed and source too, go to `folder`. Return the rows of the settings."""
-    for job in jobs.finished:
-        files = read_without_weights(job.head)
-        require_own_target(files, target.identity, ("weights_hash",))
-        warn_of_precision(files, target.identity)
+    require_targets([job.head for job in jobs.finished], target.identity)
     heads = {job.name: job.head for job in jobs.finished}
     facts = conditions(settings, heads, target, prompts, max_new_tokens=max_new_tokens, seed=seed)
     gained = measure_jobs(settings, jobs.finished, target, prompts, max_new_tokens=max_new_tokens, seed=seed)
