@@ -261,7 +261,7 @@ def test_features_made_with_other_or_bad_settings_are_refused(answered: Path, ru
         run(answered, target_dtype="bfloat16")
 
 
-@pytest.mark.parametrize("change", ["token", "source", "end", "row"])
+@pytest.mark.parametrize("change", ["token", "source", "row"])
 def test_an_answer_that_is_another_than_the_one_in_a_finished_shard_is_named(
     answered: Path, run: Run, target: Target, change: str
 ) -> None:
@@ -272,8 +272,6 @@ def test_an_answer_that_is_another_than_the_one_in_a_finished_shard_is_named(
         rows[7]["input_ids"][-1] ^= 1
     elif change == "source":
         rows[7]["source"] = "another"
-    elif change == "end":
-        rows[7]["finish_reasons"] = ["length"]
     else:
         del rows[7]
     write_answers(answered, target.identity, rows)

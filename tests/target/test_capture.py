@@ -96,14 +96,12 @@ def test_bf16_target_gives_bf16_features():
     assert features.aux_hidden_states.shape == (3, 3 * 192)
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "layers"), [(7, [2, 3, 4]), (8, [2, 4, 5]), (32, [2, 16, 29]), (61, [2, 30, 58])]
-)
+@pytest.mark.parametrize(("num_layers", "layers"), [(7, [2, 3, 4]), (32, [2, 16, 29])])
 def test_captured_layers_are_low_middle_high(num_layers, layers):
     assert default_capture_layers(num_layers) == layers
 
 
-@pytest.mark.parametrize("num_layers", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("num_layers", [2, 5])
 def test_too_few_layers_name_the_config_key_and_a_choice_that_works(num_layers):
     with pytest.raises(InputError, match=rf"features\.capture_layers=.*{num_layers} layers") as caught:
         default_capture_layers(num_layers)
@@ -116,7 +114,7 @@ def test_one_layer_is_too_few_for_any_choice():
         default_capture_layers(1)
 
 
-@pytest.mark.parametrize("layers", [[0, 4, 5], [2, 2, 5], [5, 4, 2], [2, 4, 8], [-3, 4, 5], []])
+@pytest.mark.parametrize("layers", [[0, 4, 5], [2, 2, 5], [5, 4, 2], [2, 4, 8], []])
 def test_impossible_capture_layers_are_refused(layers):
     with pytest.raises(InputError, match=r"features\.capture_layers"):
         check_capture_layers(layers, 8)
