@@ -12,7 +12,7 @@ from protocol_server import ProtocolServer
 from serving_fixtures import free_port, serving
 
 from eagle3.engine import client
-from eagle3.engine.client import KEY, RequestRefused, ServerBusy, ServerFailed, ask, new_session
+from eagle3.engine.client import KEY, RequestRefused, ServerBusy, ServerFailed, new_session
 from eagle3.engine.endpoint import Answer, Endpoint, OpenAICompletions, Request, SGLang
 from eagle3.errors import InputError
 
@@ -47,29 +47,6 @@ def test_token_ids_and_the_finish_reason_come_back(protocol: Any, token_ids: lis
     sampling = body.get("sampling_params") or body
     assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (0.7, 0.9, -1)
     assert (sampling["stop_token_ids"], sampling.get("sampling_seed", body.get("seed"))) == ([2], 3)
-
-
-def test_a_connection_that_a_server_may_be_closing_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert client.IDLE_S < 5, "servers close connections after 5 s"
-    monkeypatch.setattr(client, "IDLE_S", 0.1)
-    connections = set()
-
-    async def accepted(request: web.Request) -> web.Response:
-        assert request.transport is not None
-        connections.add(request.transport.get_extra_info("peername"))
-        return web.json_response({})
-
-    async def ask_twice(url: str) -> None:
-        async with new_session(timeout_s=60) as session:
-            for _ in range(2):
-                await ask(session, f"{url}/server_info")
-                await asyncio.sleep(0.3)
-
-    server = answering([7, 2], "stop")
-    server.server_info = accepted  # type: ignore[method-assign]
-    with serving(server) as url:
-        asyncio.run(ask_twice(url))
-    assert len(connections) == 2
 
 
 @pytest.mark.parametrize("token_ids", [[7, 8, 2], [2]])

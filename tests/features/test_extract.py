@@ -94,20 +94,6 @@ def test_values_that_the_stored_dtype_cannot_hold_are_refused_by_sample(
     run(answered, dtype="bfloat16")
 
 
-def test_a_stage_that_finds_nothing_to_do_says_so(
-    answered: Path, run: Run, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    caplog.set_level("INFO", "eagle3.features.store_writer")
-    first = run(answered)
-    assert not caplog.messages
-    capsys.readouterr()
-    assert run(answered) == first
-    (answered / "features" / "manifest.json").unlink()
-    assert run(answered) == first
-    assert caplog.messages == [f"{answered}/features is up to date"] * 2
-    assert "tokens/s" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("where", ["disk", "bucket"])
 def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
     answered: Path, run: Run, monkeypatch: pytest.MonkeyPatch, where: str

@@ -289,23 +289,23 @@ def test_servers_make_the_features_of_the_same_packs_also_when_one_of_them_dies(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("engine", ["huggingface", "sglang"])
 def test_two_ranks_share_the_servers_and_train_what_they_would_from_a_store(
-    folder: Path, tmp_path: Path, sglang: list[str], engine: str
+    folder: Path, tmp_path: Path, sglang: list[str]
 ) -> None:
     """Two processes that Lightning starts, as `python train.py trainer=ddp`."""
-    own = sglang if engine == "sglang" else LIVE
     settings = ["trainer=ddp", "trainer.max_epochs=1", "trainer.accelerator=cpu", "trainer.devices=2",
                 "trainer.precision=32-true", "data.pack_tokens=48", "data.val_fraction=0.2", "ttt_steps=3",
                 "progress=false"]  # fmt: skip
     weights = {}
-    for name, options in {"stored": (), "live": own}.items():
-        data = folder / ("features" if name == "stored" else "answers")
-        done = run_script("train", f"data.path={data}", f"hydra.run.dir={tmp_path}/{name}", *settings, *options)
+    runs = {"stored": ("features", ()), "huggingface": ("answers", LIVE), "sglang": ("answers", sglang)}
+    for name, (data, options) in runs.items():
+        done = run_script(
+            "train", f"data.path={folder}/{data}", f"hydra.run.dir={tmp_path}/{name}", *settings, *options
+        )
         assert done.returncode == 0, done.stderr
         weights[name] = torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-    tolerance = {"rtol": 0, "atol": 0} if engine == "huggingface" else {"rtol": 0.05, "atol": 0.005}
-    torch.testing.assert_close(weights["live"], weights["stored"], **tolerance)
+    torch.testing.assert_close(weights["huggingface"], weights["stored"], rtol=0, atol=0)
+    torch.testing.assert_close(weights["sglang"], weights["stored"], rtol=0.05, atol=0.005)
     assert [*(tmp_path / "memory").iterdir()] == []
 
 

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from object_stores import SECRET, FaultyProxy, RunningStore, faulty_proxy, new_folder, running_store
-from scripts import run_script
 from stores import random_samples, save_store, write_store
+from training_runs import LIGHTNING_WARNS, Run
 
 from eagle3.errors import InputError
 from eagle3.features.store import FeatureStore
 from eagle3.storage.folder import open_folder, write_file
 from eagle3.storage.object_store import PART, Bucket
+
+pytestmark = LIGHTNING_WARNS
+ONE_EPOCH = "trainer.max_epochs=1"
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])
@@ -176,24 +179,14 @@ def test_what_names_no_folder_is_refused(place: str, said: str) -> None:
     assert said in str(refused.value) and SECRET not in str(refused.value)
 
 
-def train(run: Path, data: object, *overrides: str) -> str:
-    """Train two epochs; return the error line of a run that fails."""
-    done = run_script(
-        "train", f"data.path='{data}'", f"hydra.run.dir={run}", "trainer=cpu", "data.pack_tokens=48",
-        "model.draft_vocab_size=16", "ttt_steps=3", "trainer.max_epochs=2", "callbacks.early_stopping=null", *overrides,
-    )  # fmt: skip
-    return done.stderr.splitlines()[-1] if done.returncode else ""
-
-
 @pytest.mark.slow
-def test_a_training_from_a_bucket_is_that_from_disk(server: RunningStore, url: str, tmp_path: Path) -> None:
-    samples, weights = random_samples(60), []
+def test_a_training_from_a_bucket_is_that_from_disk(url: str, tmp_path: Path) -> None:
+    samples = random_samples(60)
     save_store(open_folder(url, setting="features.path"), samples)
-    for number, path in enumerate([write_store(tmp_path / "store", samples), url]):
-        assert train(tmp_path / str(number), path) == ""
-        last = torch.load(tmp_path / str(number) / "checkpoints/last.ckpt", weights_only=True)
-        weights.append(last["state_dict"])
-    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    places = (write_store(tmp_path / "store", samples), url)
+    runs = [Run(tmp_path / f"run {number}", place, ONE_EPOCH).fit() for number, place in enumerate(places)]
+    assert runs[0].recorder.batches == runs[1].recorder.batches
+    assert all(torch.equal(weight, runs[1].weights[name]) for name, weight in runs[0].weights.items())
 
 
 def test_a_damaged_object_ends_training_with_its_name(server: RunningStore, url: str, tmp_path: Path) -> None:
@@ -203,5 +196,5 @@ def test_a_damaged_object_ends_training_with_its_name(server: RunningStore, url:
     content = bytearray(folder.read(shard))
     content[5000] ^= 1
     server.put(f"{url}/{shard}", bytes(content))
-    line = train(tmp_path / "run", url)
-    assert f"{url}/{shard}" in line and "another sha256" in line and "is damaged and is refused" in line
+    with pytest.raises(InputError, match=rf"{url}/{shard}.* another sha256 .*is damaged and is refused"):
+        Run(tmp_path / "run", url, ONE_EPOCH).fit()
