@@ -17,7 +17,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -26,9 +25,8 @@ from eagle3.answers.store import ANSWERS
 from eagle3.errors import InputError
 from eagle3.features.build import STORED, FeatureSettings, finished_answers, made_from, weights_dtype
 from eagle3.features.conversation import Conversation, read_conversations
-from eagle3.features.index import FORMAT_VERSION, ShardFacts, ShardIndex, index_of
 from eagle3.features.sample import Sample, positions_with_teacher
-from eagle3.features.samples import IndexedShard, SampleRef, Samples
+from eagle3.features.samples import SampleRef, Samples
 from eagle3.features.shards import entry_of, hash_of
 from eagle3.features.source import MadeOnDemand, NoFeatures, TargetWeights
 from eagle3.features.store import target_tensors
@@ -64,9 +62,8 @@ class LiveFeatures(MadeOnDemand):
         self.made_from = made_from(target, finished_answers(target, path), settings)
         self.left_out: Counter[str] = Counter()
         self.conversations: dict[str, Conversation] = {}
-        self.index = self._index(path)
+        self._read_answers(path)
         self.weights = target_tensors(target.embedding, target.lm_head, dtype=weights_dtype(settings))
-        self.samples = Samples.of_shards([IndexedShard(self.location, ANSWERS, self.index)])
         self.most, self.room = int(ahead_gb * 1e9), int(val_gb * 1e9)
         self.kept: dict[str, Sample] = {}
         self.windows: list[Window] = []
@@ -74,20 +71,21 @@ class LiveFeatures(MadeOnDemand):
         self.closed = False
         self.lock = Lock()  # of all above
 
-    def _index(self, path: Path) -> ShardIndex:
-        """Read the answers, and note the sizes of each sample."""
-        kept = {"max_length": self.settings.max_length, "too_long": self.settings.too_long}
-        entries, counts = [], Counter[int]()
-        for item in Bar(read_conversations(path, **kept, left_out=self.left_out), desc="read answers"):
+    def _read_answers(self, path: Path) -> None:
+        rules = {"max_length": self.settings.max_length, "too_long": self.settings.too_long}
+        refs, digest, counts = [], hashlib.sha256(), Counter[int]()
+        for item in Bar(read_conversations(path, **rules, left_out=self.left_out), desc="read answers"):
             self.conversations[item.id] = replace(item, input_ids=item.input_ids.int(), turns=item.turns.int())
-            facts = {"source": item.source, "whole": item.whole, "sha256": item.sha256, "answer_sha256": item.sha256}
-            entries.append(entry_of(item, offset=0, size=0, **facts))
+            entry = entry_of(item, offset=0, size=0, sha256="", source=item.source, whole=item.whole)
+            refs.append(SampleRef(self.location, ANSWERS, entry))
+            digest.update(bytes.fromhex(item.sha256))
             counts.update(item.input_ids[item.turns > 0].tolist())
-        if not entries:
+        if not refs:
             raise InputError(f"data.path={path} has no answer that can be trained; left out: {dict(self.left_out)}")
-        made = hash_of(self.made_from)
-        shard = ShardFacts(format_version=FORMAT_VERSION, shard=ANSWERS, made_from=made, bytes=0, sha256="")
-        return index_of(shard, entries, counts)
+        self.samples = Samples.of(refs)
+        self.fingerprint = sha256_json([hash_of(self.made_from), digest.hexdigest()])
+        self.answer_counts: Int[Tensor, " V"] = torch.zeros(self.target.facts.vocab_size, dtype=torch.long)
+        self.answer_counts[[*counts]] = torch.tensor([*counts.values()])
 
     # --- facts -------------------------------------------------------------------------------------------------------
 
@@ -96,21 +94,10 @@ class LiveFeatures(MadeOnDemand):
         transform, dtype = self.extractor.logit_transform(), self.target.checkpoint_dtype or "bfloat16"
         return replace(self.target.facts, dtype=dtype, logit_transform=transform)
 
-    @cached_property
-    def answer_counts(self) -> Int[Tensor, " V"]:
-        counts = np.zeros(self.target.facts.vocab_size, np.int64)
-        counts[self.index.columns["token"]] = self.index.columns["times"]
-        return torch.from_numpy(counts)
-
-    @property
-    def fingerprint(self) -> str:
-        answers = hashlib.sha256(self.index.columns["answer_sha256"].tobytes()).hexdigest()
-        return sha256_json([hash_of(self.made_from), answers])
-
     def describe(self) -> dict[str, Any]:
-        counts = {key: self.index.total(key) for key in ("tokens", "answer_tokens")}
+        tokens = {"tokens": int(self.samples.tokens.sum()), "answer_tokens": int(self.answer_counts.sum())}
         facts = {"made_from": asdict(self.made_from), "target_config": asdict(self.target_config)}
-        return {"samples": len(self.index), **counts, "left_out": dict(self.left_out), **facts}
+        return {"samples": len(self.samples), **tokens, "left_out": dict(self.left_out), **facts}
 
     def target_weights(self) -> TargetWeights:
         return self.weights["embedding"], self.weights.get("lm_head", self.weights["embedding"])
