@@ -72,7 +72,7 @@ class LiveFeatures(MadeOnDemand):
         self.lock = Lock()  # of all above
 
     def _read_answers(self, path: Path) -> None:
-        rules = {"max_length": self.settings.max_length, "too_long": self.settings.too_long}
+        rules: Any = {"max_length": self.settings.max_length, "too_long": self.settings.too_long}
         refs, digest, counts = [], hashlib.sha256(), Counter[int]()
         for item in Bar(read_conversations(path, **rules, left_out=self.left_out), desc="read answers"):
             self.conversations[item.id] = replace(item, input_ids=item.input_ids.int(), turns=item.turns.int())
