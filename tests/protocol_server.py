@@ -46,7 +46,6 @@ def main() -> None:
             json.loads(arguments.forward_hooks),
             arguments.chunked_prefill_size,
             outputs=arguments.return_aux_hidden_state_layer_ids,
-            shift=int(os.environ.get("SHIFT", "0")),
         )
     print("[2026-01-01 00:00:02] The server is fired up and ready to roll!", flush=True)
     if fault == "stubborn":
