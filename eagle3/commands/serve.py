@@ -25,9 +25,10 @@ from eagle3.home import pasted
 from eagle3.hydra_run import given_keys, output_dir
 from eagle3.progress import duration
 from eagle3.provenance import result_facts
+from eagle3.serving.bench.loads import BenchPlan
+from eagle3.serving.bench.run import bench, prompt_sets
 from eagle3.serving.check.accept_length import Measurer
-from eagle3.serving.check.checks import check_head
-from eagle3.serving.check.fresh import write_checked
+from eagle3.serving.check.checks import check_head, write_checked
 from eagle3.serving.check.origin import warn_of_precision
 from eagle3.serving.check.prompts import (
     Conversations,
@@ -43,6 +44,7 @@ from eagle3.serving.head import export
 from eagle3.serving.publish.folder import WRITTEN, publish, require_exported
 from eagle3.serving.server.launch import launch
 from eagle3.serving.show.page import show
+from eagle3.serving.tune.run import tune
 from eagle3.settings.serving import (
     AnswerSettings,
     BenchRun,
@@ -103,8 +105,8 @@ def export_head(run: ExportRun) -> None:
     trained = export.read_trained(export.find_checkpoint(run=run.run, checkpoint=run.checkpoint))
     context = trained.target_config.max_position_embeddings
     longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=run.steps)
-    measurer, draft = partial(exports_measurer, run, trained), partial(build_draft, run)
-    write_checked(trained, head, measurer=measurer, draft=draft, conclude=partial(conclude, run=run))
+    measurer = partial(exports_measurer, run, trained)
+    write_checked(trained, head, build_draft(run, None), measurer=measurer, conclude=partial(conclude, run=run))
 
 
 def require_findings_apart(findings: str | None, head: Path) -> None:
@@ -186,9 +188,6 @@ def launch_server(run: LaunchRun) -> None:
 
 def bench_servers(run: BenchRun) -> None:
     require_packages(*BENCH_LIBRARIES, extra="bench", needed_by="action=bench")
-    from eagle3.serving.bench.loads import BenchPlan
-    from eagle3.serving.bench.run import bench
-
     if run.head is None and not run.bench.urls:
         raise InputError(f"head is not set; give the folder of an exported head, made by: {MAKE_HEAD}")
     target = read_target(run)
@@ -210,8 +209,6 @@ def bench_servers(run: BenchRun) -> None:
 
 def tune_head(run: TuneRun) -> None:
     require_packages(*BENCH_LIBRARIES, extra="bench", needed_by="action=tune")
-    from eagle3.serving.tune.run import tune
-
     launched(run.head)
     target = read_target_files(**vars(run.target))
     chat, paths = build_chat(run.chat, target), {"prompts": run.prompts.path}
@@ -241,8 +238,6 @@ def served_conversations(
     run: BenchRun | TuneRun, paths: Mapping[str, str], target: TargetFiles, chat: Chat, *, steps: int
 ) -> dict[str, Conversations]:
     """Return the conversations at each path, as far as their prompts leave room for answer and drafts."""
-    from eagle3.serving.bench.run import prompt_sets  # with the libraries of the extra `bench`
-
     context = target.text_config.max_position_embeddings
     room = longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=steps)
     return prompt_sets(chat, paths, run.prompts, limit=run.limit, max_length=room)

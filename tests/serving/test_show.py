@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, fromstring
 import pytest
 import torch
 from fitted_head import TREE
-from scripts import run_script
+from scripts import call_script
 
 from eagle3.decoding.drafter import Tree
 from eagle3.decoding.speculate import Decoded, Measurement, Round, Speculator
@@ -71,12 +71,11 @@ def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_of_the_command_says_what_the_decoder_did(
     head_folder: Path, tiny_path: Path, target: Target, prompts_file: Path, tmp_path: Path
 ) -> None:
-    done = run_script(
+    call_script(
         "serve", "action=show", f"target.path={tiny_path}", "target.dtype=float32",
-        f"head={head_folder}", f"prompts.path={prompts_file}", "limit=3", "max_new_tokens=16", "out=new/page.html",
-        *(f"{key}={value}" for key, value in TREE.items()), cwd=tmp_path,
+        f"head={head_folder}", f"prompts.path={prompts_file}", "limit=3", "max_new_tokens=16",
+        f"out={tmp_path}/new/page.html", *(f"{key}={value}" for key, value in TREE.items()), output_dir=tmp_path,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     found = Page((tmp_path / "new/page.html").read_text(encoding="utf-8"))
     assert needs_nothing_else(found)
 

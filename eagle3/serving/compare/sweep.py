@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3 import markdown
-from eagle3.decoding.paired import CONFIDENCE, Estimate
+from eagle3.decoding.paired import CONFIDENCE, Estimate, mean_of
 from eagle3.draft_shape import Shape
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import require_targets
@@ -107,8 +107,6 @@ def over_seeds(estimates: Sequence[Mapping[str, Any]]) -> Estimate:
     """Return the mean with an interval over seeds; of one seed the estimate itself, whose interval is over prompts."""
     if len(estimates) == 1:
         return Estimate(**estimates[0])
-    from eagle3.decoding.seeds import mean_of  # with the library of the extra `bench`
-
     return mean_of([each["value"] for each in estimates])
 
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from eagle3.decoding.paired import Gains, accept_length
 from eagle3.decoding.replay import Recording, answer_all, record
-from eagle3.decoding.speculate import Speculator, nothing_verified, require_topk
+from eagle3.decoding.speculate import load_speculator, nothing_verified, require_topk
 from eagle3.draft_shape import Shape, most_draft_tokens
 from eagle3.errors import InputError
-from eagle3.head_files.format import load_head
+from eagle3.head_files.files import read_files
 from eagle3.progress import Bar
 from eagle3.serving.check.prompts import Conversations, PromptSet, with_history
 from eagle3.settings.serving import AnswerSettings, TuneSettings
@@ -90,15 +90,14 @@ def decoder_gains(
 def _replayed(
     settings: TuneSettings, target: Target, head: Path, prompts: PromptSet, answering: AnswerSettings
 ) -> dict[Shape, Gain]:
-    loaded = load_head(head, num_layers=len(target.layers), dtype=target.embedding.dtype)
+    speculator, most = load_speculator(target, read_files(head)), max(settings.steps)
     topk = [1] if settings.loads else settings.topk  # SGLang changes the steps of chains alone
     candidates = all_settings(
         steps=settings.steps,
         topk=topk,
         draft_tokens=settings.draft_tokens,
-        draft_vocab_size=loaded.head.config.draft_vocab_size,
+        draft_vocab_size=speculator.head.config.draft_vocab_size,
     )
-    speculator, most = Speculator(target, loaded.head, loaded.capture_layers), max(settings.steps)
     sampling = {**asdict(answering), "batch_size": settings.batch_size}
     answers = answer_all(target, prompts.prompts, beyond=most, progress="answers", **sampling)
     bar, window = Bar(answers, desc="replay", unit="prompt"), settings.draft_window

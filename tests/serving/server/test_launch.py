@@ -15,7 +15,9 @@ from serving_fixtures import launch_settings, sglang_site
 from stores import ASSETS
 
 from eagle3.engine.draft import Draft, write_adaptive
-from eagle3.errors import InputError
+from eagle3.engine.endpoint import is_reachable
+from eagle3.engine.process import Server
+from eagle3.errors import InputError, Interrupted
 from eagle3.serving.server.launch import launch
 from eagle3.target.files import TargetFiles, read_target_files
 
@@ -24,7 +26,7 @@ CHAIN: dict[str, Any] = {"steps": 3, "topk": 1, "draft_tokens": None}
 
 
 def test_launch_says_where_it_is_ready_and_stops_at_ctrl_c(started: Any, head_folder: Path) -> None:
-    command = started("action=launch", f"target.path={TINY}", f"head={head_folder}")
+    command = started("action=launch", f"target.path={TINY}", f"head={head_folder}", fault="scripted")
     lines = [command.stdout.readline() for _ in range(2)]
     assert lines[0] == f"http://127.0.0.1:{command.port} is ready; ask it with:\n"
     curl = shlex.split(lines[1])
@@ -38,11 +40,20 @@ def test_launch_says_where_it_is_ready_and_stops_at_ctrl_c(started: Any, head_fo
     assert "fired up" in (command.out / "server.log").read_text()
 
 
-def test_a_closed_terminal_ends_the_server_with_launch(started: Any) -> None:
-    command = started("action=launch", f"target.path={TINY}", fault="one token")
-    assert command.stdout.readline().endswith("is ready; ask it with:\n")
-    assert command.end(signal.SIGHUP) == 130
-    assert not command.listens()
+def test_a_closed_terminal_ends_the_server_with_launch(
+    tmp_path: Path, target_files: TargetFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls: list[str] = []
+
+    def closed(server: Server, information: object) -> None:
+        urls.append(server.url)
+        signal.raise_signal(signal.SIGHUP)
+
+    monkeypatch.setattr("eagle3.serving.server.launch.announce", closed)
+    settings = launch_settings(sglang_site(tmp_path), fault="scripted", check=False)
+    with pytest.raises(Interrupted, match=r"the server is stopped; its log is .*server\.log"):
+        launch(settings, target_files, None, dry_run=False, folder=tmp_path)
+    assert not is_reachable(*urls)
 
 
 def test_a_server_that_turned_adaptive_drafting_off_is_not_served(

@@ -22,12 +22,12 @@ from eagle3.settings.serving import AnswerSettings, TuneSettings
 from eagle3.target.files import read_target_files
 
 
-def tune_with(given: TuneSettings, folder: Path, *, head: Path | str = "head", **launch: Any) -> None:
+def tune_with(given: TuneSettings, folder: Path, **launch: Any) -> None:
     target = read_target_files(path=str(ASSETS / "tiny"))
     first = [alone(PROMPT), alone(PROMPT[3:])]
     asked = Conversations("here", "all", first, ["here", "here"], Counter())
     tune(
-        given, launch_settings(sglang_site(folder), check=False, **launch), target, str(head), asked,
+        given, launch_settings(sglang_site(folder), check=False, **launch), target, "head", asked,
         AnswerSettings(max_new_tokens=12, temperature=0.0, seed=0), target_settings={"path": target.path}, origin={},
         folder=folder / "out",
     )  # fmt: skip
@@ -74,11 +74,11 @@ def test_replayed_answers_and_requests_end_where_the_answers_of_training_end(
 
 
 def test_a_search_over_loads_starts_real_servers_and_writes_the_steps_of_each_load(
-    tmp_path: Path, head_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = {setting: gain(setting) for setting in CHAINS if setting.steps == 3}
     monkeypatch.setattr(eagle3.serving.tune.run, "decoder_gains", lambda *_: known)
-    tune_with(settings(loads=[1, 2], timed=1), tmp_path, head=head_folder)
+    tune_with(settings(loads=[1, 2], timed=1), tmp_path, fault="scripted")
     report = json.loads((tmp_path / "out" / "tune.json").read_text())
     logs = {path.name for path in (tmp_path / "out").glob("*.log")}
     assert logs - {"adaptive.log"} == {"3-1-4.log", "plain.log"}  # adaptive: by the machine's speed
