@@ -46,7 +46,6 @@ from eagle3.serving.server.launch import launch
 from eagle3.serving.show.page import show
 from eagle3.serving.tune.run import tune
 from eagle3.settings.serving import (
-    AnswerSettings,
     BenchRun,
     CheckRun,
     Common,
@@ -151,14 +150,13 @@ def show_rounds(run: ShowRun) -> None:
 def compare_heads(run: CompareRun) -> None:
     loggers = build_trackers(run)
     jobs = sweep_jobs(run)
-    folders = head_folders(run.heads or [])
     source = prompt_source(run.prompts)
     assert source is not None
     files = read_target_files(**vars(run.target))
+    heads = {job.name: job.head for job in jobs.finished} if jobs else head_folders(run.heads or [])
     for job in jobs.finished if jobs else ():
         export_job(job, run.compare)
-        folders.append(job.head)
-    require_comparable(folders, files, run.compare)
+    require_comparable(heads.values(), files, run.compare)
     context = files.text_config.max_position_embeddings
     room = longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=run.compare.most_steps)
     chat = build_chat(run.chat, files)
@@ -166,12 +164,11 @@ def compare_heads(run: CompareRun) -> None:
     target = replace(load_target(**vars(run.target)), stop_ids=chat.stop_ids)
     batches = {"batch_size": run.compare.batch_size, "batch_tokens": run.compare.batch_tokens}
     prompts = with_history(target, found, max_new_tokens=run.max_new_tokens, **batches)
-    asked: dict[str, Any] = {"max_new_tokens": run.max_new_tokens, "seed": run.seed}
     report: dict[str, Any] = {"origin": result_facts(), "folder": output_dir()}
     if jobs:
-        rows = compare_sweep(run.compare, jobs, target, prompts, **asked, **report)
+        rows = compare_sweep(run, jobs, target, prompts, **report)
     else:
-        rows = compare(run.compare, folders, target, prompts, **asked, **report)
+        rows = compare(run, heads, target, prompts, **report)
     track(loggers, run, rows)
 
 
@@ -212,17 +209,8 @@ def tune_head(run: TuneRun) -> None:
     launched(run.head)
     target = read_target_files(**vars(run.target))
     chat, paths = build_chat(run.chat, target), {"prompts": run.prompts.path}
-    tune(
-        run.tune,
-        run.launch,
-        replace(target, stop_ids=chat.stop_ids),
-        run.head,
-        served_conversations(run, paths, target, chat, steps=max(run.tune.steps))["prompts"],
-        run.only(AnswerSettings),
-        target_settings=vars(run.target),
-        origin=result_facts(),
-        folder=output_dir(),
-    )
+    asked = served_conversations(run, paths, target, chat, steps=max(run.tune.steps))["prompts"]
+    tune(run, replace(target, stop_ids=chat.stop_ids), asked, origin=result_facts(), folder=output_dir())
 
 
 def publish_head(run: PublishRun) -> None:

@@ -27,13 +27,7 @@ from eagle3.errors import InputError
 from eagle3.target.capture import Capture
 
 MEASURED = {"max_new_tokens": NEW_TOKENS, "seed": 0, "progress": None, "draft_tokens": None, "topk": 1, **CHAIN}
-SHAPES = [
-    CHAIN,
-    TREE,
-    {"steps": 1},
-    {"steps": 1, "topk": 3, "draft_tokens": 4},
-    {"steps": 3, "topk": 2, "draft_tokens": 11},
-]
+SHAPES = [CHAIN, TREE, {"steps": 1, "topk": 3, "draft_tokens": 4}]
 HEADS = [{}, {"norm_output": True, "fc_norm": False}, {"norm_before_fc": True, "fc_norm": False}]
 
 
@@ -103,7 +97,7 @@ def test_no_some_and_all_drafts_are_accepted_and_every_count_adds_up(target, hea
 def test_the_answer_ends_with_a_stop_token_wherever_in_a_round_it_comes(target, head, shape):
     whole = plain_greedy(target, PROMPT, NEW_TOKENS)
     within_accepted = False
-    for token in [*dict.fromkeys(whole)][::2]:
+    for token in [*dict.fromkeys(whole)][::3]:
         stopping = stopping_at(target, token)
         decoded, seen = watched(stopping, head, **shape)
         assert decoded.token_ids == whole[: whole.index(token) + 1] == plain_greedy(stopping, PROMPT, NEW_TOKENS)
@@ -124,18 +118,19 @@ def test_the_answer_is_cut_at_every_length(target, head, shape):
         assert decoded.verifications < limit
 
 
-@pytest.mark.parametrize("limits", [{"top_p": 1.0, "top_k": 0}, {"top_p": 0.9, "top_k": 6}], ids=str)
-@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "limits"), [(CHAIN, {"top_p": 1.0, "top_k": 0}), (TREE, {"top_p": 0.9, "top_k": 6})], ids=str
+)
 def test_a_sampled_answer_is_the_targets_own_for_the_same_seed(target, head, shape, limits):
     """`generate` draws from the target's distribution (tests/answers/test_generate.py), so decoding does, too."""
     sampling = {"max_new_tokens": NEW_TOKENS, "temperature": 0.5, **limits}
-    decoded = [watched(target, head, seed=seed, **sampling, **shape)[0] for seed in range(4)]
+    decoded = [watched(target, head, seed=seed, **sampling, **shape)[0] for seed in range(3)]
     options = {"stop_ids": target.stop_ids, "pad_id": 0}
-    own = generate(target.model, [PROMPT] * 4, seeds=[*range(4)], **options, **sampling)
+    own = generate(target.model, [PROMPT] * 3, seeds=[*range(3)], **options, **sampling)
     assert [(one.token_ids, one.finish_reason) for one in decoded] == [
         (one.token_ids, one.finish_reason) for one in own
     ]
-    assert len({tuple(one.token_ids) for one in decoded}) == 4 and sum(sum(one.accepted) for one in decoded) > 0
+    assert len({tuple(one.token_ids) for one in decoded}) == 3 and sum(sum(one.accepted) for one in decoded) > 0
 
 
 def test_measure_reports_sglangs_accept_length_and_what_is_not_lossless(target, head, monkeypatch):

@@ -91,11 +91,6 @@ def test_the_window_of_the_config_reaches_servers_and_the_decoder() -> None:
         assert serve_run(action, "draft_window=512").only(Decoding).draft_window == 512
 
 
-def test_one_limit_is_for_every_action_and_its_default_for_each() -> None:
-    assert [serve_run(action).limit for action in ("check", "bench", "tune")] == [16, 80, 64]
-    assert [serve_run(action, "limit=3").limit for action in ("check", "bench", "tune")] == [3, 3, 3]
-
-
 def test_export_writes_the_best_head_of_a_run_without_its_target(
     trained_on_tiny: TrainedHead, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

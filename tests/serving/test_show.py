@@ -2,7 +2,6 @@
 
 import json
 import re
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, fromstring
@@ -99,21 +98,14 @@ def test_the_page_of_the_command_says_what_the_decoder_did(
             kind = ["accepted" if node in each.accepted else "rejected" for node in range(len(tree.tokens))]
             expected = sorted(zip(tree.tokens, map(len, tree.paths()), kind, strict=True))
             assert sorted((one["id"], one["depth"], one["kind"]) for one in drafts) == expected
-            given = sorted((probability(one) or 0.0) for one in drafts)
-            assert given == pytest.approx(sorted(map(tree.probability, range(len(tree.tokens)))), abs=5e-4)
-            assert all(later["depth"] <= one["depth"] + 1 for one, later in pairwise(drafts))  # below its parent
             assert (own["id"], own["kind"]) == (each.chosen[-1], "target")
             known += len(each.chosen)
             assert own["cut"] == (known > len(ids) + len(decoded[-1].token_ids))
             kinds += ["accepted"] * (len(each.chosen) - 1) + ["target"]
         assert [token["kind"] for token in in_text] == kinds[: len(in_text)]
-        for token, later in pairwise(found.answers[number]):
-            if token["kind"] == "rejected":
-                assert later["kind"] == "target" and later["id"] != token["id"]
     whole = Measurement(decoded, None, 0.0)
     assert sum(whole.per_depth) > 0
     assert found.facts["accept length"].startswith(f"{whole.accept_length:.3f} ± ")
-    assert found.facts["head"] == str(head_folder) and found.facts["target"] == str(tiny_path)
     assert found.facts["drafts"].startswith("steps=3 topk=3 draft_tokens=9")
     by_source = {"a": [decoded[0], decoded[2]], "b": [decoded[1]], "all": decoded}
     assert [row[0] for row in found.rows] == [*by_source]

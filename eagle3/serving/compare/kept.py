@@ -14,26 +14,17 @@ from eagle3.decoding.speculate import load_speculator
 from eagle3.head_files.files import read_files
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.jobs import Job
-from eagle3.serving.compare.measure import Measured, Way, answers_at, measure_head
-from eagle3.serving.compare.run import facts_of, require_verified
-from eagle3.settings.serving import CompareSettings, TokenSampling
+from eagle3.serving.compare.measure import Gained, Measured, Way, answers_at, measure_head
+from eagle3.serving.compare.run import facts_of
+from eagle3.settings.serving import CompareRun, CompareSettings, TokenSampling
 from eagle3.storage.files import sha256_json
 from eagle3.storage.records import read_sealed_json, write_sealed_json
 from eagle3.target.model import Target
 
 log = logging.getLogger(__name__)
-Gained = dict[Way, dict[str, Measured]]  # by position in the text, as `measure_head` returns it
 
 
-def measure_jobs(
-    settings: CompareSettings,
-    jobs: Sequence[Job],
-    target: Target,
-    prompts: PromptSet,
-    *,
-    max_new_tokens: int,
-    seed: int,
-) -> dict[str, Gained]:
+def measure_jobs(run: CompareRun, jobs: Sequence[Job], target: Target, prompts: PromptSet) -> dict[str, Gained]:
     """Return the gains of each job's head, by its name. Those that are kept are not measured again, unless the target
     now gives other answers: in bf16 another machine may."""
     identity = target.identity
@@ -43,20 +34,19 @@ def measure_jobs(
         "dtype": str(target.embedding.dtype),
         "prompts": prompts.prompts,
         "conversations": prompts.conversations,
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
-        **asdict(settings),
+        "max_new_tokens": run.max_new_tokens,
+        "seed": run.seed,
+        **asdict(run.compare),
     }
     files = {job.name: _file(job, asked) for job in jobs}
-    kept = {name: read_gains(file, settings) for name, file in files.items() if file.is_file()}
+    kept = {name: read_gains(file, run.compare) for name, file in files.items() if file.is_file()}
     log.info("%d of %d heads were measured before", len(kept), len(jobs))
     if len(kept) < len(jobs) or len({answers_sha256 for answers_sha256, _ in kept.values()}) > 1:
-        answers = answers_at(target, prompts.prompts, settings, max_new_tokens=max_new_tokens, seed=seed)
-        require_verified(answers)
+        answers = answers_at(target, prompts.prompts, run)
         given = sha256_json([[each.answer for each in answered] for answered in answers.values()])
         for job in jobs:
             if job.name not in kept or kept[job.name][0] != given:
-                kept[job.name] = given, measure_job(job, target, answers, prompts.conversations, settings)
+                kept[job.name] = given, measure_job(job, target, answers, prompts.conversations, run.compare)
                 write_gains(files[job.name], *kept[job.name])
     return {name: gained for name, (_, gained) in kept.items()}
 

@@ -7,20 +7,16 @@ import numpy as np
 import pytest
 
 from eagle3.engine.timed import ServedAnswer
-from eagle3.serving.bench.loads import MeasuredLoad
 from eagle3.serving.bench.stats import (
     Interval,
     SpeedUp,
     acceptance_per_depth,
-    by_set,
     compare,
-    gather_cells,
     mean_ratio,
     stops_paying,
     summarise,
 )
 from eagle3.serving.server.load import Agreement, LoadResult
-from eagle3.settings.serving import Side
 
 T_975 = {1: 12.7062, 2: 4.30265, 4: 2.77645}  # Student's t, by degrees of freedom: any printed table
 CUT = ServedAnswer(error="cut")
@@ -113,16 +109,3 @@ def test_speculation_stops_paying_where_the_interval_is_not_wholly_above_one(
     speed_ups: dict[int, Interval], end: int | None
 ) -> None:
     assert stops_paying(speed_ups) == end
-
-
-def test_measurements_are_gathered_by_prompt_set_and_concurrency() -> None:
-    def measured(side: Side, prompt_set: str, concurrency: int, tpot_s: float) -> MeasuredLoad:
-        return MeasuredLoad(side, prompt_set, concurrency, 0, load(answer(tpot_s)))
-
-    plain = [measured("plain", *where, 0.2) for where in (("code", 1), ("chat", 8), ("chat", 1))]
-    sets = by_set(gather_cells([*plain, measured("head", "chat", 8, 0.1)]))
-    found = {name: [cell.concurrency for cell in of_set] for name, of_set in sets.items()}
-    assert found == {"chat": [1, 8], "code": [1]} and [*found] == ["chat", "code"]
-    assert sets["chat"][0].speed_ups == {}
-    times = sets["chat"][1].speed_ups["head"].tpot
-    assert times is not None and times.value == pytest.approx(2.0)

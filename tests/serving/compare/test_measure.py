@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 from exported_head import tiny_target
 from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target, stopping_at
+from serving_fixtures import serve_run
 
 from eagle3.decoding.speculate import Speculator, plain_greedy
 from eagle3.serving.compare.measure import answers_at, measure_head
@@ -36,7 +37,8 @@ SETTINGS = validated(
 def require_same(target, head, settings, max_new_tokens):
     """Require the same counts as from decoding prompt by prompt, and return what was measured."""
     speculator = Speculator(target, head, LAYERS)
-    answers = answers_at(target, PROMPTS, settings, max_new_tokens=max_new_tokens, seed=SEED)
+    run = replace(serve_run("compare"), compare=settings, max_new_tokens=max_new_tokens, seed=SEED)
+    answers = answers_at(target, PROMPTS, run)
     measured = measure_head(speculator, answers, range(len(PROMPTS)), settings, "head")
     assert len(measured) == len(SHAPES) * 2
     for way, found in measured.items():

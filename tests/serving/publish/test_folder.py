@@ -46,11 +46,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     export_head(with_origin(trained, capture_layers=LAYERS), folder / "head", versions={"torch": "2.9"})
     draft = Draft(head="head", algorithm="EAGLE3", steps=3, topk=1, draft_tokens=None)
     write_card(read_files(folder / "head"), {"optim.lr": 0.003}, draft)
-    settings = serve_run("compare", f"compare.shapes={CHAINS}").compare
+    run = serve_run("compare", f"compare.shapes={CHAINS}", "max_new_tokens=12")
     conversations = [[PROMPT], [PROMPT[9:]], [PROMPT[4:]], [PROMPT[2:]]]
     prompts = PromptSet.of("prompts.path=DIR/heldout.jsonl", "all", conversations, Counter(), SOURCES)
-    asked: dict[str, Any] = {"max_new_tokens": 12, "seed": 0, "origin": result_facts(["x"]), "folder": folder}
-    compare(settings, [folder / "head"], target, prompts, **asked)
+    compare(run, {"head": folder / "head"}, target, prompts, origin=result_facts(["x"]), folder=folder)
     # As a bench of this head on SGLang writes it: one that was measured, of another head.
     served = json.loads(SERVED.read_text()) | {"heads": {"head": facts_of(folder / "head")}}
     write_sealed_json(folder / "results.json", served)

@@ -66,14 +66,20 @@ def test_a_server_that_turned_adaptive_drafting_off_is_not_served(
         launch(settings, target_files, draft, dry_run=False, folder=tmp_path)
 
 
+def of_an_own_kind(head: Path) -> None:
+    (head / "training.json").unlink()
+    edit_json(head / "config.json", head_kind="two_layer_head.TwoLayers")
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        (of_an_own_kind, "must not be served: servers"),
         (shutil.rmtree, r"head/config\.json does not exist; make it with: python serve\.py action=export"),
         (lambda head: (head / "config.json").write_text("{}"), r"head=.* must not be served: model, .*rope, context"),
         (lambda head: (head / "model.safetensors").unlink(), r"head=.* has no \*\.safetensors file; make it"),
     ],
-    ids=["nothing", "no head", "no weights"],
+    ids=["own kind", "nothing", "no head", "no weights"],
 )
 def test_dry_run_prints_the_command_of_a_head_reads_no_weights_and_refuses_what_is_none(
     tmp_path: Path,
@@ -146,7 +152,6 @@ def test_a_missing_sglang_is_reported_before_the_table_of_the_head(
     ("launched", "refused"),
     [
         ({}, True),
-        ({"dtype": "float16"}, False),
         ({"dtype": "half"}, False),
         ({"extra_flags": {"dtype": "half"}}, False),
     ],
@@ -162,15 +167,3 @@ def test_a_head_in_another_dtype_than_the_target_is_launched_where_sglang_is_tol
             launch(settings, target, draft, dry_run=True, folder=tmp_path)
     else:
         launch(settings, target, draft, dry_run=True, folder=tmp_path)
-
-
-def test_a_head_of_a_kind_that_sglang_does_not_know_is_not_launched(
-    tmp_path: Path, exported: Path, target_files: TargetFiles, caplog: pytest.LogCaptureFixture
-) -> None:
-    (exported / "training.json").unlink()
-    edit_json(exported / "config.json", head_kind="two_layer_head.TwoLayers")
-    draft = Draft(head=str(exported), **CHAIN)
-    with caplog.at_level("INFO"), pytest.raises(InputError, match="must not be served: servers"):
-        launch(launch_settings(tmp_path), target_files, draft, dry_run=True, folder=tmp_path)
-    assert "no server can serve heads of kind two_layer_head.TwoLayers" in caplog.text
-    assert "set it to" not in caplog.text

@@ -2,13 +2,14 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from fitted_head import PROMPT
 from scripts import call_script
-from serving_fixtures import launch_settings, sglang_site
+from serving_fixtures import launch_settings, serve_run, sglang_site
 from small_servers import alone
 from stores import ASSETS
 from timed_machine import CHAINS, SETTINGS, gain, settings
@@ -18,7 +19,7 @@ from eagle3.errors import InputError, Interrupted
 from eagle3.serving.check.prompts import Conversations
 from eagle3.serving.tune.run import tune
 from eagle3.serving.tune.timing import ServerTimer
-from eagle3.settings.serving import AnswerSettings, TuneSettings
+from eagle3.settings.serving import TuneSettings
 from eagle3.target.files import read_target_files
 
 
@@ -26,11 +27,9 @@ def tune_with(given: TuneSettings, folder: Path, **launch: Any) -> None:
     target = read_target_files(path=str(ASSETS / "tiny"))
     first = [alone(PROMPT), alone(PROMPT[3:])]
     asked = Conversations("here", "all", first, ["here", "here"], Counter())
-    tune(
-        given, launch_settings(sglang_site(folder), check=False, **launch), target, "head", asked,
-        AnswerSettings(max_new_tokens=12, temperature=0.0, seed=0), target_settings={"path": target.path}, origin={},
-        folder=folder / "out",
-    )  # fmt: skip
+    launched = launch_settings(sglang_site(folder), check=False, **launch)
+    run = replace(serve_run("tune", "head=head"), tune=given, launch=launched)
+    tune(run, target, asked, origin={}, folder=folder / "out")
 
 
 def test_the_command_without_timings_replays_every_setting_on_the_users_prompts(
