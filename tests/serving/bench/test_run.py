@@ -101,7 +101,7 @@ def test_requests_end_where_the_answers_of_training_end_and_the_result_names_the
 ) -> None:
     """Also with a token that the target does not name itself: a server knows only generation_config.json."""
     asked: list[tuple[BenchPlan, Any]] = []
-    monkeypatch.setattr("eagle3.serving.bench.run.bench", lambda *given, **more: asked.append((given[3], more)))
+    monkeypatch.setattr("eagle3.commands.serve.bench", lambda *given, **more: asked.append((given[3], more)))
     given = (f"target.path={TINY}", f"head={exported}", f"prompts.path={PROMPTS}", "chat.stop_tokens=['<|im_start|>']")
     call_script("serve", "action=bench", *given, "limit=2", output_dir=tmp_path / "out")
     [(planned, more)] = asked

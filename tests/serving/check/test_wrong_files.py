@@ -107,12 +107,3 @@ def test_no_dtype_or_shape_of_a_tensor_is_a_traceback(
         checked(head, facts)
         (head / "model.safetensors").unlink()
         (head / "model.safetensors").write_bytes(whole)
-
-
-def test_what_would_steer_a_terminal_is_shown_as_an_escape(head: Path, facts: TargetFacts) -> None:
-    edited = Editable(head)
-    edited.config["hidden_act"] = "\x1b[2Jgelu\n"
-    edited.tensors["\x1b[31mred"] = torch.ones(1)
-    edited.save()
-    shown = "".join(finding.message for finding in run_checks(read_files(head), facts))
-    assert "hidden_act=\\x1b[2Jgelu\\n:" in shown and "\\x1b[31mred is unknown" in shown

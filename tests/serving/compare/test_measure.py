@@ -3,7 +3,6 @@
 from dataclasses import asdict, replace
 
 import pytest
-from exported_head import tiny_target
 from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target, stopping_at
 from serving_fixtures import serve_run
 
@@ -73,10 +72,3 @@ def test_a_fitted_head_gains_the_same_on_every_prompt(stops, window):
     assert 0 < some.gains.accepted.sum() < 3 * some.gains.verifications.sum()
     behind = sum((found["all"].gains.accepted - found["all"].kept.accepted).sum() for found in measured.values())
     assert (behind > 0) == stops
-
-
-@pytest.mark.shapes
-@pytest.mark.slow
-def test_a_head_gains_the_same_in_float32_on_the_bundled_target():
-    measured = require_same(tiny_target(), fitted_head(tiny_target(), PROMPT), SETTINGS, NEW_TOKENS // 2)
-    assert sum(found["all"].gains.accepted.sum() for found in measured.values()) > 0

@@ -204,22 +204,6 @@ def test_other_questions_and_other_answers_are_measured_again(
     assert measured[4:] == ["2"]
 
 
-def test_a_setting_of_one_seed_has_intervals_over_prompts(
-    again: Callable[..., Any], compared: Any, trained: Path, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(trained, tmp_path / "losses"))
-    (folder / "3" / "result.json").unlink()
-    found = again(folder=folder)
-    one = [row for row in found["settings"] if row["setting"] == "optim.lr=0.03"]
-    for row in one:
-        [of_seed] = [
-            each for each in found["rows"]
-            if (each["head"], each["source"], each["steps"]) == (row["setting"], "all", row["steps"])
-        ]  # fmt: skip
-        assert row["accept_length"] == of_seed["accept_length"] and row["difference"] == of_seed["difference"]
-        assert f"over one seed, {row['conversations']} conversations: " in row["verdict"]
-
-
 def row(seed: str, head: str, value: float, difference: float | None) -> dict[str, Any]:
     way = {"sampling": "greedy", "temperature": 0.0, "top_p": 1.0, "top_k": 0, "steps": 3, "topk": 1, "draft_tokens": 4}
     estimate = {"standard_error": 0.1, "low": value - 0.2, "high": value + 0.2}

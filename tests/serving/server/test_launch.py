@@ -4,56 +4,56 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from exported_head import Editable, edit_json
-from serving_fixtures import launch_settings, sglang_site
+from scripts import call_script
+from serving_fixtures import environment, free_port, launch_settings, sglang_site
 from stores import ASSETS
 
 from eagle3.engine.draft import Draft, write_adaptive
 from eagle3.engine.endpoint import is_reachable
 from eagle3.engine.process import Server
-from eagle3.errors import InputError, Interrupted
-from eagle3.serving.server.launch import launch
+from eagle3.errors import InputError
+from eagle3.serving.server.launch import announce, launch
 from eagle3.target.files import TargetFiles, read_target_files
 
 TINY = ASSETS / "tiny"
 CHAIN: dict[str, Any] = {"steps": 3, "topk": 1, "draft_tokens": None}
 
 
-def test_launch_says_where_it_is_ready_and_stops_at_ctrl_c(started: Any, head_folder: Path) -> None:
-    command = started("action=launch", f"target.path={TINY}", f"head={head_folder}", fault="scripted")
-    lines = [command.stdout.readline() for _ in range(2)]
-    assert lines[0] == f"http://127.0.0.1:{command.port} is ready; ask it with:\n"
-    curl = shlex.split(lines[1])
-    assert curl[:3] == ["curl", "-s", f"http://127.0.0.1:{command.port}/v1/chat/completions"]
-    assert command.listens()
-    assert command.end(signal.SIGINT) == 130
-    assert not command.listens()
-    errors = command.errors.read_text()
-    assert errors.splitlines()[-1] == f"error: the server is stopped; its log is {command.out / 'server.log'}"
-    assert "Traceback" not in errors and "overlap scheduler on" in errors
-    assert "fired up" in (command.out / "server.log").read_text()
-
-
-def test_a_closed_terminal_ends_the_server_with_launch(
-    tmp_path: Path, target_files: TargetFiles, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["Ctrl-C", "a closed terminal"])
+def test_launch_says_where_it_is_ready_and_ends_with_its_server(
+    number: int,
+    tmp_path: Path,
+    head_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    urls: list[str] = []
+    def announced(server: Server, information: Mapping[str, Any]) -> None:
+        announce(server, information)
+        assert is_reachable(server.url)
+        signal.raise_signal(number)
 
-    def closed(server: Server, information: object) -> None:
-        urls.append(server.url)
-        signal.raise_signal(signal.SIGHUP)
-
-    monkeypatch.setattr("eagle3.serving.server.launch.announce", closed)
-    settings = launch_settings(sglang_site(tmp_path), fault="scripted", check=False)
-    with pytest.raises(Interrupted, match=r"the server is stopped; its log is .*server\.log"):
-        launch(settings, target_files, None, dry_run=False, folder=tmp_path)
-    assert not is_reachable(*urls)
+    monkeypatch.setattr("eagle3.serving.server.launch.announce", announced)
+    variables = ",".join(f"{name}:'{value}'" for name, value in environment(sglang_site(tmp_path), "scripted").items())
+    port, out = free_port(), tmp_path / "out"
+    keys = (f"target.path={TINY}", f"head={head_folder}", f"launch.port={port}", f"launch.env={{{variables}}}")
+    with caplog.at_level("INFO"), pytest.raises(SystemExit) as ended:
+        call_script("serve", "action=launch", *keys, "launch.check=false", output_dir=out)
+    assert ended.value.code == 130
+    said = capsys.readouterr()
+    ready, asked = said.out.splitlines()
+    assert ready == f"http://127.0.0.1:{port} is ready; ask it with:"
+    assert shlex.split(asked)[:3] == ["curl", "-s", f"http://127.0.0.1:{port}/v1/chat/completions"]
+    assert said.err.splitlines()[-1] == f"error: the server is stopped; its log is {out / 'server.log'}"
+    assert "overlap scheduler on" in caplog.text and "fired up" in (out / "server.log").read_text()
+    assert not is_reachable(f"http://127.0.0.1:{port}")
 
 
 def test_a_server_that_turned_adaptive_drafting_off_is_not_served(
