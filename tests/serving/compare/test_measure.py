@@ -12,12 +12,11 @@ from eagle3.settings.serving import CompareSettings
 from eagle3.settings.types import validated
 
 SHAPES = [
-    {"steps": 3, "topk": 1, "draft_tokens": None},
-    {"steps": 7, "topk": 1, "draft_tokens": None},
+    {"steps": 5, "topk": 1, "draft_tokens": None},
     {"steps": 3, "topk": 3, "draft_tokens": 9},
 ]
 # Ragged, and not sorted; two of them alike, whose samples must differ all the same.
-PROMPTS = [PROMPT, PROMPT[9:], PROMPT * 2, PROMPT[:1], PROMPT[4:], PROMPT]
+PROMPTS = [PROMPT, PROMPT[9:], PROMPT * 2, PROMPT]
 SEED = 5
 SPANS = {"all": range(999), "below 14": range(14), "14 to 29": range(14, 30), "30 and more": range(30, 999)}
 SETTINGS = validated(
@@ -60,7 +59,7 @@ def require_same(target, head, settings, max_new_tokens):
     return measured
 
 
-@pytest.mark.parametrize(("stops", "window"), [(False, None), (True, None), (False, 6)])
+@pytest.mark.parametrize(("stops", "window"), [(True, None), (False, 6)])
 def test_a_fitted_head_gains_the_same_on_every_prompt(stops, window):
     target = small_target()
     if stops:  # tokens that it says early to some of the prompts and late to others

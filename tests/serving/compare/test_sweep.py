@@ -166,26 +166,22 @@ def test_a_comparison_that_was_stopped_measures_what_is_missing(
     exported: list[str] = []
     measure_job, write_checked = kept.measure_job, commands.write_checked
 
-    def measure(job: Any, *arguments: Any) -> Any:
-        if len(measured) == 2:
-            monkeypatch.setattr(kept, "measure_job", go_on)
-            raise KeyboardInterrupt
-        return go_on(job, *arguments)
-
-    def go_on(job: Any, *arguments: Any) -> Any:
+    def measure(job: Any, *given: Any) -> Any:
         measured.append(job.name)
-        return measure_job(job, *arguments)
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        return measure_job(job, *given)
 
-    def write(trained: Any, head: Path, **options: Any) -> None:
+    def write(trained: Any, head: Path, *given: Any, **options: Any) -> None:
         exported.append(head.parent.name)
-        write_checked(trained, head, **options)
+        write_checked(trained, head, *given, **options)
 
     monkeypatch.setattr(kept, "measure_job", measure)
     monkeypatch.setattr(commands, "write_checked", write)
     with pytest.raises(SystemExit):
         again(folder=folder)
     assert again(folder=folder)["settings"] == read_sealed_json(compared[0] / "compare.json", made_by="")["settings"]
-    assert (measured, exported) == (["0", "1", "2", "3"], ["1"])
+    assert (measured, exported) == (["0", "1", "2", "2", "3"], ["1"])
 
 
 def test_other_questions_and_other_answers_are_measured_again(

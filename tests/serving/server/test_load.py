@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 from exported_head import tiny_chat, tiny_target
-from fitted_head import LAYERS, NEW_TOKENS, PROMPT, TREE, small_target
+from fitted_head import LAYERS, PROMPT, TREE, small_target
 from protocol_server import ProtocolServer, plain
 from serving_fixtures import free_port, serving
-from small_servers import GREEDY, PROMPTS, head_server, load, small_head
+from small_servers import GREEDY, NEW_TOKENS, PROMPTS, head_server, load, small_head
 
 from eagle3.decoding.speculate import Speculator, plain_greedy
 from eagle3.engine.timed import ServedAnswer
