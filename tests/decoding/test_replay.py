@@ -82,14 +82,6 @@ def test_a_replayed_setting_counts_what_decoding_with_it_counts(target, head, re
     assert 0 < rounds.accepted[0] < rounds.verifications
 
 
-def test_a_window_is_replayed_as_it_is_decoded(target, head, recording):
-    window = 6
-    narrow = recorded(target, head, draft_window=window)
-    for setting in (CHAIN, TREE):
-        assert replay(narrow, **setting) == decoded(target, head, draft_window=window, **setting)
-    assert replay(narrow, **CHAIN) != replay(recording, **CHAIN)  # the head attends further back
-
-
 def test_answers_that_stop_count_the_drafts_behind_their_end(target, head, monkeypatch):
     # Answers fall into several parts, the last of them short.
     monkeypatch.setattr(batched_trees, "POSITIONS_AT_ONCE", 5)
