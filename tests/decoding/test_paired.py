@@ -58,7 +58,7 @@ def test_the_interval_holds_the_true_difference_as_often_as_it_says(prompts: int
     rng = np.random.default_rng(2)
     many_first, many_ours = drawn(rng, 400_000)
     true = many_ours.accept_length - many_first.accept_length
-    repeats = 800
+    repeats = 2000
     held = 0
     for _ in range(repeats):
         first, ours = drawn(rng, prompts)
