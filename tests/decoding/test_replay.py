@@ -97,19 +97,6 @@ def test_answers_that_stop_count_the_drafts_behind_their_end(target, head, monke
     assert behind > 0
 
 
-def test_sampled_answers_are_replayed_too(target, head):
-    """What the last round accepts behind their end as well: the seed goes on where it was."""
-    sampled = {"temperature": 0.5, "top_p": 0.9, "top_k": 6, "seed": 7}
-    options = {**DECODING, **sampled, "batch_size": 3}
-    [whole] = answer_all(target, PROMPTS[:1], beyond=1, **options)
-    [start] = answer_all(target, PROMPTS[:1], beyond=5, **options | {"max_new_tokens": 9})
-    assert start.answer + start.beyond == whole.answer[:14]
-    for limit in (NEW_TOKENS - 5, 2):
-        recording = recorded(target, head, **sampled, max_new_tokens=limit)
-        for setting in (CHAIN, TREE):
-            assert replay(recording, **setting) == decoded(target, head, **sampled, **setting, max_new_tokens=limit)
-
-
 @pytest.mark.shapes
 def test_the_shortest_answers_and_prompts_are_replayed(target, head):
     nothing = replay(recorded(target, head, max_new_tokens=1), steps=3, topk=2, draft_tokens=6)

@@ -10,7 +10,6 @@ from eagle3.engine.timed import ServedAnswer
 from eagle3.serving.bench.stats import (
     Interval,
     SpeedUp,
-    acceptance_per_depth,
     compare,
     mean_ratio,
     stops_paying,
@@ -38,14 +37,6 @@ def load(*answers: ServedAnswer, seconds: float = 2.0) -> LoadResult:
     return LoadResult(
         list(answers), 2 * seconds, seconds, sum(each.output_tokens for each in answers), cache_flushed=True
     )
-
-
-def test_acceptance_per_depth_is_the_share_of_rounds_that_went_so_deep() -> None:
-    rounds = [0, 1, 1, 3, 0, 2]  # drafts accepted by each verification
-    histograms = [[1, 2, 0, 1], [1, 0, 1], []]  # the same, by answer
-    expected = [sum(accepted >= depth for accepted in rounds) / len(rounds) for depth in (1, 2, 3)]
-    assert acceptance_per_depth(histograms) == pytest.approx(expected)
-    assert acceptance_per_depth([]) == [] == acceptance_per_depth([[]])
 
 
 def test_repeats_are_added_up_and_failed_requests_count_nowhere_else() -> None:
