@@ -1,4 +1,4 @@
-"""Runs Python scripts as forks of one process that has imported the large libraries: each import takes seconds.
+"""Runs Python scripts as forks of one process that has imported the package and its libraries: that takes seconds.
 
 A script has its own arguments, folder, environment and output, as with `python SCRIPT`.
 """
@@ -54,8 +54,15 @@ def parent() -> subprocess.Popen[str]:
 
 def serve() -> None:
     """Fork for each line of stdin, and answer it with the exit status."""
-    import lightning  # noqa: F401
+    from hydra.core.plugins import Plugins
     from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
+
+    import eagle3.commands.serve
+    import eagle3.commands.train
+    import eagle3.prompts.stage
+    import eagle3.training.curves  # noqa: F401
+
+    Plugins.instance()  # reads the folders of all packages
 
     gc.freeze()  # else the first collection of a child would copy the memory of all libraries
     for line in sys.stdin:

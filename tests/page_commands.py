@@ -24,6 +24,7 @@ SMALL = {  # what a command does not set itself, so that a page takes seconds
     ),
     "serve": ("max_new_tokens=16", "limit=2"),
 }  # fmt: skip
+FEWER = " prompts.limit=12 prompts.from_target.max_new_tokens=64"  # prompts than a page lets the target write
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,12 @@ def run_block(text: str, folder: Path, *, small: bool) -> tuple[int, str]:
 
 
 def smaller(script: str, arguments: str) -> str:
-    """Return overrides for less work, of the keys that a script's command does not set."""
+    """Return overrides for less work: of keys that a command does not set, and of the prompts by the target."""
     given = {word.partition("=")[0] for word in shlex.split(arguments)}
     less = () if script == "serve" and "action=launch" in arguments else SMALL.get(script, ())
     checks = ("check.min_accept_length=1.0",) if re.search("action=(export|check)", arguments) else ()
-    return "".join(f" {word}" for word in (*less, *checks) if word.partition("=")[0] not in given)
+    words = "".join(f" {word}" for word in (*less, *checks) if word.partition("=")[0] not in given)
+    return words + FEWER if "prompts=from_target" in arguments else words
 
 
 def commands(text: str) -> list[str]:
