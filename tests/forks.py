@@ -44,7 +44,7 @@ def asked(process: subprocess.Popen[str], request: dict[str, Any]) -> int:
 @cache
 def parent() -> subprocess.Popen[str]:
     """The process that forks, until this one ends."""
-    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # which a command would set before the import
+    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}  # read by their imports
     started = subprocess.Popen(
         [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | quiet
     )

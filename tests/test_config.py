@@ -1,9 +1,11 @@
 """Every option of every config group composes, and what train.py builds from it can be built."""
 
 import inspect
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from scripts import composed
 from stores import CONF, random_samples, write_store
@@ -39,12 +41,26 @@ def test_no_config_group_is_left_out_of_these_tests() -> None:
     assert groups == {group for used in ROOTS.values() for group in used} | {"serve"}  # parts of several actions
 
 
-@pytest.mark.parametrize(("root", "group", "option"), OPTIONS)
-def test_every_option_composes(root: str, group: str, option: str) -> None:
-    if group == "hparams_search":
-        pytest.importorskip(f"hydra_plugins.hydra_{option}_sweeper")
-    config = composed(root, f"{group}={option}")
-    assert config[group] if group not in GLOBAL else config
+@pytest.mark.parametrize("root", ROOTS)
+def test_every_option_composes(root: str) -> None:
+    """Those with keys of the whole config one by one, the others together: an option of each group at a time."""
+    options = {group: [option for _, group_of, option in OPTIONS if group_of == group] for group in ROOTS[root]}
+    alone = [[f"{group}={option}"] for group in GLOBAL for option in options.pop(group, ()) if is_installed(option)]
+    most = max(map(len, options.values()), default=0)
+    together = [
+        [f"{group}={those[min(place, len(those) - 1)]}" for group, those in options.items()] for place in range(most)
+    ]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for overrides in alone + together:
+            config = compose(root, overrides)
+            assert all(config[group] for group in options), overrides
+
+
+def is_installed(option: str) -> bool:
+    """Whether the plugin is there that an option of hparams_search is for."""
+    return not (CONF / "hparams_search" / f"{option}.yaml").exists() or bool(
+        find_spec(f"hydra_plugins.hydra_{option}_sweeper")
+    )
 
 
 @pytest.fixture(scope="module")
