@@ -78,9 +78,13 @@ def run(words: list[str], cwd: str, env: dict[str, str], files: list[str]) -> No
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    sys.argv = words
     sys.path[:1] = [os.path.dirname(os.path.realpath(words[0])), *filter(None, env.get("PYTHONPATH", "").split(":"))]
-    runpy.run_path(words[0], run_name="__main__")
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ OTHERS = ("benchmarks/README.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md"
 PAGES = [*tables.PAGES, *(ROOT / name for name in OTHERS)]
 CLONE = ("precompute.py", "train.py", "serve.py", "conf", "eagle3", "tests", "benchmarks")
 FENCE = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
-SCRIPT = re.compile(r"python ([\w/]+)\.py (.*)")
+SCRIPT = re.compile(r"python ([\w/]+\.py|-m [\w.]+) (.*)")
 SMALL = {  # what a command does not set itself, so that a page takes seconds
     "precompute": ("sampling.max_new_tokens=16", "features.shard_mb=1", "prompts.processes=1"),
     "train": (
@@ -73,7 +73,7 @@ def run_block(text: str, folder: Path, *, small: bool) -> tuple[int, str]:
     for command in commands(text):
         script = SCRIPT.fullmatch(command)
         if script and not set(";|&<>$(){*?~\\") & set(re.sub(r"'[^']*'", "", command)):  # it needs no shell
-            command += smaller(script[1], script[2]) if small else ""
+            command += smaller(script[1].removesuffix(".py"), script[2]) if small else ""
             status, output = run_python(command, folder)
         else:
             status, output = run_bash(command, folder)
