@@ -65,19 +65,21 @@ def open_target(path: str | Path, *overrides: str) -> Target:
 
 
 def read_prompts(
-    target: Target, path: str | Path, *overrides: str, limit: int | None = None, max_new_tokens: int = 96
+    target: Target, path: str | Path, *overrides: str, limit: int | None = None, max_new_tokens: int | None = None
 ) -> PromptSet:
     """Read conversations of any shape as token ids in the target's chat format: a prompt for each turn, with the turns
     before it. `overrides` are keys of conf/serve/prompts.yaml, e.g. "prompts.turns=first".
 
-    Prompts without room for an answer of `max_new_tokens` in the target's context are left out."""
-    run = _decoding(f"prompts.path={path}", *overrides)
+    Prompts without room for an answer of `max_new_tokens`, by default that of conf/serve, in the target's context are
+    left out."""
+    given = [] if max_new_tokens is None else [f"max_new_tokens={max_new_tokens}"]
+    run = _decoding(f"prompts.path={path}", *given, *overrides)
     found = prompt_source(run.prompts)
     assert found is not None  # its path is given
-    room = target.text_config.max_position_embeddings - max_new_tokens - 64  # the most steps that a draft has
+    room = target.text_config.max_position_embeddings - run.max_new_tokens - 64  # the most steps that a draft has
     chat = build_chat(run.chat, target)
     conversations = file_conversations(chat, found, turns=run.prompts.turns, limit=limit, max_length=room)
-    return with_history(target, conversations, max_new_tokens=max_new_tokens)
+    return with_history(target, conversations, max_new_tokens=run.max_new_tokens)
 
 
 def decode(target: Target, trained: TrainedHead, prompts: PromptSet, **settings: Any) -> list[Trace]:

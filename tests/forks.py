@@ -1,4 +1,4 @@
-"""Runs Python scripts as forks of one process that has imported the large libraries: each import takes seconds.
+"""Runs Python scripts as forks of one process that has imported the package and its libraries: that takes seconds.
 
 A script has its own arguments, folder, environment and output, as with `python SCRIPT`.
 """
@@ -44,7 +44,7 @@ def asked(process: subprocess.Popen[str], request: dict[str, Any]) -> int:
 @cache
 def parent() -> subprocess.Popen[str]:
     """The process that forks, until this one ends."""
-    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # which a command would set before the import
+    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}  # read by their imports
     started = subprocess.Popen(
         [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | quiet
     )
@@ -54,8 +54,15 @@ def parent() -> subprocess.Popen[str]:
 
 def serve() -> None:
     """Fork for each line of stdin, and answer it with the exit status."""
-    import lightning  # noqa: F401
+    from hydra.core.plugins import Plugins
     from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
+
+    import eagle3.commands.serve
+    import eagle3.commands.train
+    import eagle3.prompts.stage
+    import eagle3.training.curves  # noqa: F401
+
+    Plugins.instance()  # reads the folders of all packages
 
     gc.freeze()  # else the first collection of a child would copy the memory of all libraries
     for line in sys.stdin:
@@ -71,9 +78,13 @@ def run(words: list[str], cwd: str, env: dict[str, str], files: list[str]) -> No
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    sys.argv = words
     sys.path[:1] = [os.path.dirname(os.path.realpath(words[0])), *filter(None, env.get("PYTHONPATH", "").split(":"))]
-    runpy.run_path(words[0], run_name="__main__")
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ OTHERS = ("benchmarks/README.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md"
 PAGES = [*tables.PAGES, *(ROOT / name for name in OTHERS)]
 CLONE = ("precompute.py", "train.py", "serve.py", "conf", "eagle3", "tests", "benchmarks")
 FENCE = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
-SCRIPT = re.compile(r"python ([\w/]+)\.py (.*)")
+SCRIPT = re.compile(r"python ([\w/]+\.py|-m [\w.]+) (.*)")
 SMALL = {  # what a command does not set itself, so that a page takes seconds
     "precompute": ("sampling.max_new_tokens=16", "features.shard_mb=1", "prompts.processes=1"),
     "train": (
@@ -24,6 +24,7 @@ SMALL = {  # what a command does not set itself, so that a page takes seconds
     ),
     "serve": ("max_new_tokens=16", "limit=2"),
 }  # fmt: skip
+FEWER = " prompts.limit=12 prompts.from_target.max_new_tokens=64"  # prompts than a page lets the target write
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def run_block(text: str, folder: Path, *, small: bool) -> tuple[int, str]:
     for command in commands(text):
         script = SCRIPT.fullmatch(command)
         if script and not set(";|&<>$(){*?~\\") & set(re.sub(r"'[^']*'", "", command)):  # it needs no shell
-            command += smaller(script[1], script[2]) if small else ""
+            command += smaller(script[1].removesuffix(".py"), script[2]) if small else ""
             status, output = run_python(command, folder)
         else:
             status, output = run_bash(command, folder)
@@ -83,11 +84,12 @@ def run_block(text: str, folder: Path, *, small: bool) -> tuple[int, str]:
 
 
 def smaller(script: str, arguments: str) -> str:
-    """Return overrides for less work, of the keys that a script's command does not set."""
+    """Return overrides for less work: of keys that a command does not set, and of the prompts by the target."""
     given = {word.partition("=")[0] for word in shlex.split(arguments)}
     less = () if script == "serve" and "action=launch" in arguments else SMALL.get(script, ())
     checks = ("check.min_accept_length=1.0",) if re.search("action=(export|check)", arguments) else ()
-    return "".join(f" {word}" for word in (*less, *checks) if word.partition("=")[0] not in given)
+    words = "".join(f" {word}" for word in (*less, *checks) if word.partition("=")[0] not in given)
+    return words + FEWER if "prompts=from_target" in arguments else words
 
 
 def commands(text: str) -> list[str]:

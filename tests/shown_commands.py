@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from page_commands import FENCE, PAGES, blocks, name
@@ -125,6 +126,7 @@ def recipe_texts(path: Path) -> Iterator[Text]:
     yield Text(name(path), re.sub(r"(?<=\S)\n +(?=\w+\.py |[\w./]+=|--)", " ", text), pasted=True)
 
 
+@cache
 def all_texts() -> tuple[Text, ...]:
     code = [*sorted((ROOT / "eagle3").rglob("*.py")), *(ROOT / f"{name}.py" for name in SCRIPTS)]
     return (

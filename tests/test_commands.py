@@ -17,7 +17,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from scripts import as_in_a_run
-from shown_commands import GIVEN, Command, all_texts, commands_in, of_a_plugin
+from shown_commands import GIVEN, Command, Text, all_texts, commands_in, of_a_plugin
 from stores import CONF, ROOT
 
 from eagle3.compose import compose_run
@@ -28,15 +28,12 @@ from eagle3.settings.check import check_settings, checked_run
 from eagle3.settings.prompts import LicenseSettings
 from eagle3.settings.types import validated
 
-TEXTS = all_texts()
 NUMBERS = {"steps": 1, "topk": 1, "draft_tokens": 2, "draft_window": 64}  # keys that a message fills in with a number
-# The same command once: where it is complete, if it is so anywhere.
-COMMANDS = list(
-    {
-        (command.script, command.words): command
-        for command in sorted((each for text in TEXTS for each in commands_in(text)), key=lambda each: each.complete)
-    }.values()
-)
+
+
+@pytest.fixture(scope="module")
+def texts() -> tuple[Text, ...]:
+    return all_texts()
 
 
 class Badge(Recogniser):
@@ -52,9 +49,15 @@ def folder_of_conf() -> Iterator[None]:
     del sys.modules["company"]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.where)
-def test_a_shown_command_composes_fits_the_schema_and_has_what_it_needs(command: Command) -> None:
-    check(command)
+def test_shown_commands_compose_fit_the_schema_and_have_what_they_need(texts: tuple[Text, ...]) -> None:
+    found = sorted((command for text in texts for command in commands_in(text)), key=lambda each: each.complete)
+    complete = {command.where for command in found if command.complete}
+    recipes = {"docs/recipes/train.sbatch", "docs/recipes/train.yaml", "docs/recipes/precompute.yaml"}
+    assert complete > {"docs/start/your-model.md", "serve.py", "eagle3/head_files/files.py", *recipes}
+    once = {(command.script, command.words): command for command in found}  # where it is complete, if so anywhere
+    assert len(once) > 80
+    for command in once.values():
+        check(command)
 
 
 def check(command: Command) -> None:
@@ -151,10 +154,10 @@ BENCHMARKS = "".join(path.read_text() for path in (ROOT / "benchmarks").rglob("*
 INSTALL = re.compile(r"pip install ([^`\n;:()]*)")
 
 
-def test_extras_are_installed_from_a_clone_with_the_tested_versions() -> None:
+def test_extras_are_installed_from_a_clone_with_the_tested_versions(texts: tuple[Text, ...]) -> None:
     """The name eagle3 is not ours on the package index."""
     wrong = []
-    for text in TEXTS:
+    for text in texts:
         for arguments in INSTALL.findall(text.text):
             extras = re.findall(r"\[([\w,-]+)\]", arguments)
             tested = "'.[" not in arguments or "constraints.txt" in arguments
@@ -165,9 +168,9 @@ def test_extras_are_installed_from_a_clone_with_the_tested_versions() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_scripts_modules_and_targets_of_shown_commands_are_there() -> None:
+def test_scripts_modules_and_targets_of_shown_commands_are_there(texts: tuple[Text, ...]) -> None:
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    for text in TEXTS:
+    for text in texts:
         for script, rest in re.findall(r"python ((?:benchmarks|docs|tests)/[\w/]+\.py)([^\n`;]*)", text.text):
             assert (ROOT / script).is_file(), text
             for option in re.findall(r"(?<=\s)--[\w-]+", rest):
@@ -178,10 +181,3 @@ def test_scripts_modules_and_targets_of_shown_commands_are_there() -> None:
             assert (ROOT / file).exists(), text
         for target in re.findall(r"^make ([\w-]+)", text.text, flags=re.MULTILINE) if text.pasted else ():
             assert target in targets, text
-
-
-def test_commands_are_found_wherever_they_stand() -> None:
-    found = {command.where for text in TEXTS for command in commands_in(text) if command.complete}
-    recipes = {"docs/recipes/train.sbatch", "docs/recipes/train.yaml", "docs/recipes/precompute.yaml"}
-    assert found > {"docs/start/your-model.md", "serve.py", "eagle3/head_files/files.py", *recipes}
-    assert len(COMMANDS) > 80

@@ -1,9 +1,15 @@
 """Every option of every config group composes, and what train.py builds from it can be built."""
 
 import inspect
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from pydoc import locate
+from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from omegaconf import OmegaConf
 from scripts import composed
 from stores import CONF, random_samples, write_store
@@ -39,12 +45,26 @@ def test_no_config_group_is_left_out_of_these_tests() -> None:
     assert groups == {group for used in ROOTS.values() for group in used} | {"serve"}  # parts of several actions
 
 
-@pytest.mark.parametrize(("root", "group", "option"), OPTIONS)
-def test_every_option_composes(root: str, group: str, option: str) -> None:
-    if group == "hparams_search":
-        pytest.importorskip(f"hydra_plugins.hydra_{option}_sweeper")
-    config = composed(root, f"{group}={option}")
-    assert config[group] if group not in GLOBAL else config
+@pytest.mark.parametrize("root", ROOTS)
+def test_every_option_composes(root: str) -> None:
+    """Those with keys of the whole config one by one, the others together: an option of each group at a time."""
+    options = {group: [option for _, group_of, option in OPTIONS if group_of == group] for group in ROOTS[root]}
+    alone = [[f"{group}={option}"] for group in GLOBAL for option in options.pop(group, ()) if is_installed(option)]
+    most = max(map(len, options.values()), default=0)
+    together = [
+        [f"{group}={those[min(place, len(those) - 1)]}" for group, those in options.items()] for place in range(most)
+    ]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for overrides in alone + together:
+            config = compose(root, overrides)
+            assert all(config[group] for group in options), overrides
+
+
+def is_installed(option: str) -> bool:
+    """Whether the plugin is there that an option of hparams_search is for."""
+    return not (CONF / "hparams_search" / f"{option}.yaml").exists() or bool(
+        find_spec(f"hydra_plugins.hydra_{option}_sweeper")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +116,29 @@ def test_training_says_which_share_of_the_answers_a_head_can_draft(
     assert module.head.config.draft_vocab_size == 20 and share < 100
 
 
+def test_our_classes_have_no_defaults_for_the_keys_of_conf() -> None:
+    """Those that they inherit from Lightning cannot be taken away."""
+    for root, *more in (["train"], ["train", "optim=muon"], ["precompute"], ["precompute", "answers=sglang"]):
+        for part in parts_of(OmegaConf.to_container(composed(root, *more), resolve=False)):
+            parameters = inspect.signature(locate(part["_target_"])).parameters  # type: ignore[arg-type]
+            given = {key for key in part if key in parameters}
+            own = {key for key in given if parameters[key].default is not inspect.Parameter.empty}
+            assert part["_target_"].startswith("lightning.") or own <= OF_LIGHTNING, part["_target_"]
+
+
+OF_LIGHTNING = {*inspect.signature(ModelCheckpoint).parameters, *inspect.signature(EarlyStopping).parameters}
+
+
+def parts_of(values: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(values, dict):
+        if "_target_" in values:
+            yield values
+        for value in values.values():
+            yield from parts_of(value)
+
+
 def test_defaults_of_load_target_are_those_of_conf() -> None:
-    """A target is loaded in a notebook without all of its keys; all other defaults are in YAML alone."""
+    """A target is loaded in a notebook without all of its keys."""
     parameters = inspect.signature(load_target).parameters
     for key, value in OmegaConf.to_container(composed("precompute").target).items():  # type: ignore[union-attr]
         assert parameters[str(key)].default in (value, inspect.Parameter.empty), key

@@ -72,15 +72,6 @@ def test_rates_of_training_fit_the_measured_packs_and_an_epoch(rates: Rates) -> 
     assert hours["training_epoch"] * 3600 == pytest.approx(1, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "tflops", "terabytes"), [("h100", 990, 3.35), ("a100", 312, 2.0), ("l40s", 362, 0.864)]
-)
-def test_other_gpus_are_scaled_by_their_data_sheets(gpu: str, tflops: float, terabytes: float) -> None:
-    speed = compose_run("precompute", "out_dir=DIR", f"estimate={gpu}").estimate.relative
-    assert speed.compute == pytest.approx(tflops / 990, rel=0.01)
-    assert speed.bandwidth == pytest.approx(terabytes / 4.8, rel=0.01)
-
-
 def test_what_an_h100_took_is_near_its_scaled_rates(rates: Rates) -> None:
     run = measured("time_to_head.json")["on_h100"]
     tokens = some_tokens(tokens=100_000 * 384, answer_tokens=100_000 * 256)

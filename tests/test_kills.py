@@ -23,7 +23,7 @@ from eagle3.features.concat import open_source
 from eagle3.storage.folder import open_folder
 from eagle3.target.model import Target
 
-KILLS = int(os.environ.get("KILLS", "2"))
+KILLS = int(os.environ.get("KILLS", "1"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
@@ -63,9 +63,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("scheme", "most"), [("s3", KILLS), ("gs", KILLS // 2)])
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that_is_not(
-    data: Path, tmp_path: Path, scheme: str, most: int
+    data: Path, tmp_path: Path, scheme: str
 ) -> None:
     shutil.copytree(data / "answers", tmp_path / "answers")
     with running_store(scheme):
@@ -76,9 +76,9 @@ def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that
         def shards() -> list[str]:
             return folder.names("*.index")
 
-        kills = sum(killed(tmp_path / "log", shards, drawn, *command) for _ in range(most))
+        kills = sum(killed(tmp_path / "log", shards, drawn, *command) for _ in range(KILLS))
         finished(*command)
-        assert kills == most  # else it was too quick for them
+        assert kills == KILLS  # else it was too quick for them
         there, here = open_source(url), open_source(str(data / "features"))
         others = {ref.entry.id: ref for ref in there.samples}
         assert len(others) == len(there.samples) == len(here.samples)

@@ -76,10 +76,11 @@ def regenerated(chat: Chat, name: str, talk: list[Row], reasoning: str) -> list[
 TALK = [user("Two and two?"), assistant("Four."), user("Sure?"), assistant("Yes!"), user("Why?"), assistant("So.")]
 
 
-@pytest.mark.parametrize("system", [[], [SYSTEM]], ids=["", "system"])
 @pytest.mark.parametrize(
-    "family", ["deepseekv3", "gemma3", "glm4moe", "gptoss", "llama3", "llama3_2", "qwen2_5", "qwen3"]
-)
+    ("family", "system"),
+    [("deepseekv3", [SYSTEM]), ("gemma3", [SYSTEM]), ("gptoss", [SYSTEM]), ("llama3", []), ("qwen2_5", []),
+     ("qwen3", [])],
+)  # fmt: skip
 def test_regenerated_rows_of_speculators_keep_their_ids(
     family: str, system: list[Row], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

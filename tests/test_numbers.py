@@ -3,10 +3,10 @@
 import json
 import re
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import tables
 import yaml
 from hydra import compose, initialize_config_dir
@@ -24,9 +24,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 JSON_RESULTS = sorted(RESULTS.rglob("*.json"))
 
 
-@pytest.mark.parametrize("page", tables.PAGES, ids=name)
-def test_tables_are_those_of_the_result_files(page: Path) -> None:
-    assert tables.filled(page) == page.read_text(), "run: python benchmarks/tables.py"
+def test_tables_are_those_of_the_result_files() -> None:
+    for page in tables.PAGES:
+        assert tables.filled(page) == page.read_text(), f"{name(page)}; run: python benchmarks/tables.py"
 
 
 def test_every_table_is_on_a_page() -> None:
@@ -34,22 +34,22 @@ def test_every_table_is_on_a_page() -> None:
     assert shown == set(tables.TABLES)
 
 
-@pytest.mark.parametrize("path", JSON_RESULTS, ids=name)
-def test_a_result_says_where_it_comes_from(path: Path) -> None:
-    result = json.loads(path.read_text())
-    assert [fact for fact in FACTS if not result.get(fact)] == []
-    date.fromisoformat(result["date"])
+def test_a_result_says_where_it_comes_from() -> None:
+    for path in JSON_RESULTS:
+        result = json.loads(path.read_text())
+        assert [fact for fact in FACTS if not result.get(fact)] == [], path.name
+        date.fromisoformat(result["date"])
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs/results").glob("*.md")), ids=name)
-def test_a_table_says_how_old_its_results_are_and_where_they_were_measured(page: Path) -> None:
-    for _, table, text, _ in tables.MARKED.findall(page.read_text()):
-        line = text.rstrip().splitlines()[-1]
-        files = re.findall(r"\[([\w/]+\.json)\]", line)
-        assert files, f"{name(page)}: {table}"
-        for file in files:
-            result = json.loads((RESULTS / file).read_text())
-            assert f"{result['date']}, commit {result['commit']}, {tables.short(result['machine'])}" in line
+def test_a_table_says_how_old_its_results_are_and_where_they_were_measured() -> None:
+    for page in (ROOT / "docs/results").glob("*.md"):
+        for _, table, text, _ in tables.MARKED.findall(page.read_text()):
+            line = text.rstrip().splitlines()[-1]
+            files = re.findall(r"\[([\w/]+\.json)\]", line)
+            assert files, f"{name(page)}: {table}"
+            for file in files:
+                result = json.loads((RESULTS / file).read_text())
+                assert f"{result['date']}, commit {result['commit']}, {tables.short(result['machine'])}" in line
 
 
 def test_the_matrix_of_versions_is_that_of_the_results_and_of_the_lists() -> None:
@@ -75,29 +75,28 @@ FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*\w\.\w+|(?:[\w-]+/)+)`")
 OF_A_RUN = ("outputs/", "RUN/", "DIR/", "HEAD/", "data/prompts/")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_to_files_and_headings(page: Path) -> None:
-    for target in LINK.findall(page.read_text()):
+def test_links_lead_to_files_and_headings() -> None:
+    for page, target in [(each, target) for each in PAGES for target in LINK.findall(each.read_text())]:
         if target.startswith("http"):
             continue
         file, _, heading = target.partition("#")
         path = (page.parent / file).resolve() if file else page
         assert path.exists(), f"{name(page)} links to {target}"
-        if heading:
-            assert heading in headings(path), f"{name(page)} links to {target}"
+        assert not heading or heading in headings(path), f"{name(page)} links to {target}"
 
 
+@cache
 def headings(path: Path) -> set[str]:
     """As GitHub names them."""
     titles = re.findall(r"^#+ (.*)$", path.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_files_that_a_page_names_exist(page: Path) -> None:
-    for file in FILE.findall(ours(page.read_text())):
-        if not file.startswith(OF_A_RUN):
-            assert (ROOT / file).exists() or (page.parent / file).exists(), f"{name(page)} names {file}"
+def test_files_that_a_page_names_exist() -> None:
+    for page in PAGES:
+        for file in FILE.findall(ours(page.read_text())):
+            there = file.startswith(OF_A_RUN) or (ROOT / file).exists() or (page.parent / file).exists()
+            assert there, f"{name(page)} names {file}"
 
 
 def ours(text: str) -> str:
@@ -110,18 +109,19 @@ def ours(text: str) -> str:
 FILES = (".py", ".json", ".jsonl", ".png", ".md", ".safetensors")
 SECTIONS = [path.name for path in CONF.iterdir()] + ["kernels", "bench", "launch", "tune", "check"]
 NAMED = re.compile(r"(?<!`)`([a-z][a-z0-9_/]*(?:\.[a-z0-9_]+)*)(?:=([^`\s]+))?`(?!`)")
-KEYS = sorted(
-    {
-        (name(page), key, value)
+
+
+def named_keys() -> dict[tuple[str, str], str]:
+    """Each key, with its value if one is named, and the last page that names it."""
+    return {
+        (key, value): name(page)
         for page in PAGES
         for key, value in NAMED.findall(ours(page.read_text()))
         if value or ("." in key and key.partition(".")[0] in SECTIONS and not key.endswith(FILES))
     }
-)
 
 
-@pytest.fixture(scope="module")
-def configs() -> list[Any]:
+def composed_configs() -> list[Any]:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         privacy = ["prompts/privacy/model=onnx", "prompts/traffic=production"]
         return [
@@ -136,20 +136,23 @@ def configs() -> list[Any]:
         ]
 
 
-@pytest.mark.parametrize(("page", "key", "value"), KEYS)
-def test_keys_that_a_page_names_exist(page: str, key: str, value: str, configs: list[Any]) -> None:
-    option = CONF / key / f"{value}.yaml"
+def test_keys_that_a_page_names_exist() -> None:
+    configs, named = composed_configs(), named_keys()
+    assert len(named) > 300
+    wrong = [f"{page}: {key}" for (key, value), page in named.items() if not is_key(key, value, configs)]
+    assert wrong == [], "no key and no option of conf"
+
+
+def is_key(key: str, value: str, configs: list[Any]) -> bool:
     if key in ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir"):  # Hydra's own
-        return
+        return True
     if key.startswith("hydra."):
         Plugins.instance()  # registers what each plugin takes
         _, group, own = key.split(".", 2)
         nodes = ConfigStore.instance().repo["hydra"][group].values()
-        assert any(has(getattr(node, "node", None), own) for node in nodes), f"{page} names {key}: no plugin takes it"
-        return
-    if option.exists() or of_a_plugin(f"{key}={value}") or any(has(config, key) for config in configs):
-        return
-    pytest.fail(f"{page} names {key}, which is no key and no option of conf")
+        return any(has(getattr(node, "node", None), own) for node in nodes)
+    is_option = (CONF / key / f"{value}.yaml").exists() or of_a_plugin(f"{key}={value}")
+    return is_option or any(has(config, key) for config in configs)
 
 
 def has(config: Any, key: str) -> bool:

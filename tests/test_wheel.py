@@ -1,6 +1,7 @@
 """The wheel alone: installed into an empty folder and run from elsewhere."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,15 +14,9 @@ import pytest
 from stores import ROOT
 
 from eagle3 import __version__
-from eagle3.__main__ import COMMANDS
 
 pytestmark = pytest.mark.slow
 BUILT_FROM = ("eagle3", "conf", "precompute.py", "train.py", "serve.py", "pyproject.toml")
-
-
-def pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
-    subprocess.run(command, check=True, env=os.environ | {"PIP_NO_INDEX": "1"})
 
 
 class Installed(NamedTuple):
@@ -47,9 +42,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     for name in (*BUILT_FROM, "README.md", "LICENSE"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
-    pip("wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={root}/wheels", str(source))
-    [wheel] = (root / "wheels").glob("*.whl")
-    pip("install", "--no-deps", f"--target={root}/site", str(wheel))
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(root)!r})"  # as pip calls it
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    [wheel] = root.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(root / "site")
     folder = root / "elsewhere"
     folder.mkdir()
     return Installed(wheel, root / "site", folder)
@@ -71,13 +67,11 @@ def test_the_console_command_is_the_one_that_is_tested_here() -> None:
 def test_the_installed_package_says_its_version_and_its_commands(installed: Installed) -> None:
     assert installed.run("--version").stdout == f"eagle3 {__version__}\n"
     usage = installed.run().stdout
-    assert all(f"eagle3 {command}" in usage for command in ("precompute", "train", "export", "bench"))
+    commands = re.findall(r"^  eagle3 (\w+) ", usage, flags=re.MULTILINE)
+    assert {"precompute", "train", "export", "bench"} <= {*commands}
     assert str(installed.site / "eagle3" / "scripts" / "conf") in usage
-
-
-def test_an_unknown_command_is_one_line(installed: Installed) -> None:
     done = installed.run("trian")
-    line = f"error: eagle3 has no command trian; take one of: {', '.join(COMMANDS)}\n"
+    line = f"error: eagle3 has no command trian; take one of: {', '.join(commands)}\n"
     assert (done.returncode, done.stderr) == (1, line)
 
 

@@ -43,8 +43,8 @@ class PackLoader:
         load: Callable[[PlannedPack], Batch],
         *,
         ahead: Callable[[Iterator[PlannedPack]], AbstractContextManager[Any]] = nullcontext,
-        prefetch: int = 2,
-        readers: int = 2,
+        prefetch: int,
+        readers: int,
     ) -> None:
         self.part, self.load, self.ahead = part, load, ahead
         self.prefetch, self.readers = prefetch, readers

@@ -61,9 +61,6 @@ class MuonCosine(AdamWCosine):
     one weight decay. Muon's own matrix products cost 27 TFLOP per step for the head of an 8B target.
     """
 
-    lr: float = 3e-3
-    weight_decay: float = 0.1
-
     def optimizer(self, head: Head, by_graph: bool = False, ranks: dist.ProcessGroup | None = None) -> Optimizer:
         matrices: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
