@@ -62,7 +62,7 @@ MODES = (
 )
 
 
-@pytest.mark.parametrize("name", ["huggingface", "sglang", "openai"])
+@pytest.mark.parametrize("name", ["huggingface", "sglang"])
 def test_each_prompt_is_rendered_with_its_own_variables(tiny_path: Path, tmp_path: Path, name: str) -> None:
     template = tmp_path / "modes.jinja"
     template.write_text(MODES)
