@@ -26,6 +26,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from eagle3.answers import template_limits
 from eagle3.answers.build import target_markers
 from eagle3.answers.chat import LOSES_TEXT, Chat, RefusedConversation, require_bounded_template
+from eagle3.answers.dialogue import Dialogue
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import TEMPLATE_PARAMETERS, ChatSettings
 
@@ -148,6 +149,9 @@ def test_a_prompt_is_rendered_with_its_own_variables(caplog):
     chat = make_chat("qwen3", template_kwargs={"enable_thinking": True, "colour": "blue"})
     own = chat.for_prompt({"chat_template_kwargs": {"enable_thinking": False, "shade": 1}})
     assert own.prompt([user("Hi")]) == chat.prompt([user("Hi")]) + "<think>\n\n</think>\n\n"
+    prompt = {"id": "1", "messages": [user("Hi")], "chat_template_kwargs": {"enable_thinking": False}}
+    dialogue = Dialogue(prompt, chat, seed=0, max_prompt_tokens=None, on_length="keep")
+    assert dialogue.prompt_ids == own.prompt_ids([user("Hi")])
     assert chat.for_prompt({"chat_template_kwargs": {"shade": 2}}).prompt([user("Hi")]) == chat.prompt([user("Hi")])
     assert caplog.messages == [
         "chat.template_kwargs: colour has no effect, because the chat template does not read it",

@@ -235,25 +235,6 @@ def test_a_server_that_hangs_at_the_start_says_so_before_the_time_of_an_answer_i
         ask([url], name=name)
 
 
-@pytest.mark.parametrize("path", ["server_info", "generate"])
-def test_a_server_that_redirects_ends_the_run_and_the_other_host_gets_nothing(
-    ask: Ask, server: ProtocolServer, path: str
-) -> None:
-    other = ProtocolServer(server.decode, dict(server.arguments), tokenizer=server.tokenizer)
-
-    async def redirect(request: web.Request) -> web.Response:
-        return web.Response(status=307, headers={"Location": f"{theirs}{request.path}"})
-
-    setattr(server, path, redirect)
-    with (
-        serving(server) as url,
-        serving(other) as theirs,
-        pytest.raises(InputError, match=r"redirects to 127\.0\.0\.1"),
-    ):
-        ask([url])
-    assert other.received == []
-
-
 def test_a_copy_of_the_target_and_a_name_that_is_said_are_taken(
     ask: Ask, server: ProtocolServer, expected: Rows
 ) -> None:

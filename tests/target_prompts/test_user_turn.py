@@ -2,17 +2,13 @@
 
 import defaults
 import pytest
-import transformers
 from chats import SETTINGS, TEMPLATES, make_chat, make_tokenizer
-from families import OPTIONS, text_config
 from stores import ASSETS
 
 from eagle3.answers.chat import Chat
-from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import ChatSettings
-from eagle3.target.model import load_target
 from eagle3.target_prompts.user_turn import (
     CUT,
     LOOP,
@@ -28,8 +24,6 @@ from eagle3.target_prompts.user_turn import (
     user_turn,
 )
 from eagle3.target_prompts.written import NO_ROOM, Sample, Writing
-from eagle3.workers.meter import ProgressBuffer
-from eagle3.workers.task import take_from
 from tests.answers.tokenizer_kinds import KINDS, tokenizer_of
 
 SYSTEM = "You are a coding assistant for SQL."
@@ -194,40 +188,6 @@ def test_a_turn_without_its_end_or_with_another_control_token_at_it_is_left_out(
     assert checked(chat, turn, [], Answer([*ids[:-1], system], "stop"))[1] == TOKEN_INSIDE
     [stop] = chat.stop_ids  # some targets end a user's text as they end their own
     assert checked(chat, turn, [], Answer([*ids[:-1], stop], "stop"))[1] is None
-
-
-ARCHITECTURES = {"llama3_1": "llama", "gemma3": "gemma3_text", "gptoss": "gpt_oss"}
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_targets_of_real_families_write_and_answer_in_turn(name, tmp_path):
-    config = text_config(ARCHITECTURES[name], 4)
-    config.vocab_size, config.max_position_embeddings = 4352, 512
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    tokenizer = make_tokenizer(name)
-    tokenizer.chat_template = (ASSETS / f"templates/{name}.jinja").read_text()
-    tokenizer.save_pretrained(tmp_path)
-    target = load_target(path=str(tmp_path), **OPTIONS)
-    chat = Chat(target.tokenizer, ChatSettings(**SETTINGS), stop_ids=target.stop_ids)
-    sampling = defaults.sampling(temperature=1.0, max_new_tokens=4)
-    plan = {"sampling": sampling, "keep_system_prompts": False, "turns": 2, "seed": 0, "longest_before": None}
-    samples = [Sample(number, Writing(system_prompts=("", SYSTEM)[1:], **plan)) for number in range(3)]
-    answerer = HuggingFaceAnswerer(target=target, sampling=sampling, batch_size=8, batch_tokens=4096, window=8)
-    begun = [sample.begin(chat, max_prompt_tokens=None) for sample in samples]
-    expected = chat.prompt([{"role": "system", "content": SYSTEM}, user("XYZ")]).partition("XYZ")[0]
-    assert {chat.decode(each.prompt_ids) for each in begun} == {expected}
-    [finished] = answerer(take_from(begun), ProgressBuffer())
-    # Random weights never end a turn by themselves.
-    assert {each.result["refused"] for each in finished} <= {CUT, TOKEN_INSIDE, TINY, NOT_TEXT}
-    # With a text of ours in the place of theirs, the same target answers, and the next user's turn follows.
-    [written] = [samples[0].begin(chat, max_prompt_tokens=None)]
-    written.answer(ended(chat, first_user_turn(chat, SYSTEM), "How do I join two tables?"))
-    assert written.waiting and written.sampling is None
-    assert written.prompt_ids == chat.prompt_ids(
-        [{"role": "system", "content": SYSTEM}, user("How do I join two tables?")]
-    )
-    assert [*answerer(take_from([written]), ProgressBuffer())] == [[written]] and written.result["refused"] is None
-    assert written.result["messages"] == [user("How do I join two tables?")] and written.result["ended"]
 
 
 def test_a_conversation_of_several_turns_ends_before_a_turn_that_cannot_be_used():
