@@ -86,7 +86,7 @@ def slow(self, task, path):
     time.sleep(0.05)
     wait(self, task, path)
 scan.Scanner.scan = slow
-prepared(Path({out!r}), path={path!r}, chunk_mb=0.0005, processes=2)
+prepared(Path({out!r}), path={path!r}, chunk_mb=0.0005, processes=2, duplicates={{"near": False}})
 """
 
 

@@ -119,8 +119,8 @@ def test_more_prompts_continue_the_samples_and_other_settings_are_refused(
 ) -> None:
     few = prompts_of(run("prompts.limit=5"))
     made = len(sampled)
-    more = prompts_of(run("prompts.limit=14"))
-    assert more[:5] == few and len(more) == 14
+    more = prompts_of(run("prompts.limit=10"))
+    assert more[:5] == few and len(more) == 10
     assert len(set(sampled)) == len(sampled) > made
     line = fails("prompts.limit=5", "prompts.from_target.temperature=0.9")
     assert "prompts.from_target.temperature=1.0 then, 0.9 now" in line and "target_prompts" in line
@@ -301,9 +301,9 @@ def at(url: str, name: str = "sglang") -> tuple[str, ...]:
 
 
 def test_a_server_of_sglang_writes_and_answers_what_the_target_does_here(run: Run, server: ProtocolServer) -> None:
-    here = run("prompts.limit=12", name="here", stages="[prompts,answers]")
+    here = run("prompts.limit=5", name="here", stages="[prompts,answers]")
     with serving(server) as url:
-        there = run("prompts.limit=12", *at(url), stages="[prompts,answers]")
+        there = run("prompts.limit=5", *at(url), stages="[prompts,answers]")
     assert samples_of(there) == samples_of(here) and prompts_of(there) == prompts_of(here)
     assert server.most_running <= 4
 
@@ -312,8 +312,8 @@ def test_a_server_of_the_openai_protocol_writes_prompts_and_one_without_token_id
     run: Run, fails: Callable[..., str], server: ProtocolServer
 ) -> None:
     with serving(server) as url:
-        out_dir = run("prompts.limit=6", *at(url, "openai"))
-        assert len(prompts_of(out_dir)) == 6 and all(isinstance(body["prompt"], list) for body in server.received)
+        out_dir = run("prompts.limit=4", *at(url, "openai"))
+        assert len(prompts_of(out_dir)) == 4 and all(isinstance(body["prompt"], list) for body in server.received)
         server.fault = lambda number: web.json_response({"choices": [{"text": "Why?", "finish_reason": "stop"}]})
         line = fails("prompts.limit=6", *at(url, "openai"), name="text")
         assert f"{url} returns text and no token ids" in line
@@ -333,6 +333,6 @@ def test_one_start_of_the_engine_is_enough_for_prompts_and_answers(
         eagle3.answers.served.ServedAnswerer, "__enter__", lambda self: (entered.append("x"), enter(self))[1]
     )
     with serving(server) as url:
-        out_dir = run("prompts.limit=12", *at(url), stages="[prompts,answers]")
+        out_dir = run("prompts.limit=9", *at(url), stages="[prompts,answers]")
     assert entered == ["x"] and len({*(out_dir / "target_prompts").glob("round-*")}) > 1
-    assert len([*read_jsonl(out_dir / "answers/answers.jsonl")]) == 12
+    assert len([*read_jsonl(out_dir / "answers/answers.jsonl")]) == 9
