@@ -47,14 +47,13 @@ def test_prompts_are_made_again_only_when_something_changed(prepare, tmp_path, c
     assert made(path=path, license="ISC", privacy={"actions": actions})
 
 
-@pytest.mark.parametrize("card", ["---\npretty_name: Talks\n---", "---\nhomepage: https://acme\n---", "# Citation\nX"])
-def test_a_changed_card_makes_the_prompts_again(prepare, tmp_path, caplog, card):
+def test_a_changed_card_makes_the_prompts_again(prepare, tmp_path, caplog):
     caplog.set_level("INFO")
     folder = tmp_path / "folder"
     folder.mkdir()
     write(folder / "a.jsonl", [chat("a")])
-    for text in ("---\npretty_name: Chats\n---", card):
-        (folder / "README.md").write_text(text)
+    for text in ("pretty_name: Chats\n---", "pretty_name: Talks\n---", "homepage: https://acme\n---\n# Citation\nX"):
+        (folder / "README.md").write_text(f"---\n{text}")
         prepare(path=str(folder))
     assert "up to date" not in caplog.text
     prepare(path=str(folder))

@@ -7,7 +7,6 @@ import json
 import os
 import re
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,6 +81,7 @@ def _given(turn: dict[str, Any]) -> list[str]:
     return [turn["content"]] if turn["role"] in ("user", "tool") else []
 
 
+@lru_cache(maxsize=256)  # many rows share a long system turn
 def text_hash(text: str) -> int:
     """Return the hash that texts share whose words and symbols are the same."""
     return hash_text(" ".join(words_and_symbols(text)))
@@ -93,7 +93,7 @@ def mode_of(prompt: Prompt) -> int:
     """
     turns = [turn for turn in prompt.messages if turn["role"] != "assistant"]
     decisive = [
-        (place, _system(turn["content"]) if turn["role"] == "system" else _switches(turn["content"]))
+        (place, text_hash(turn["content"]) if turn["role"] == "system" else _switches(turn["content"]))
         for place, turn in enumerate(turns)
         if turn["role"] != "tool"
     ]
@@ -102,29 +102,24 @@ def mode_of(prompt: Prompt) -> int:
     return hash_text(json.dumps(mode, ensure_ascii=False, sort_keys=True))
 
 
-@lru_cache(maxsize=256)  # many rows share a long one
-def _system(text: str) -> int:
-    return text_hash(text)
-
-
 def _switches(text: str) -> list[str]:
     return [" ".join(found.lower().split()) for found in SWITCH.findall(text)]
 
 
-def known_files(folders: list[str]) -> dict[str, Path]:
+def known_files(folders: list[str]) -> dict[str, str]:
     """Return the prompts of earlier runs by the folder that has them: each `out_dir`, and its held-out ones.
 
     Raises InputError if a run has none.
     """
-    found: dict[str, Path] = {}
+    found: dict[str, str] = {}
     for folder in folders:
         held_out = os.path.join(folder, "held_out")
-        files = {each: Path(each) / "prompts" / "prompts.jsonl" for each in (folder, held_out)}
-        if not files[folder].is_file():
+        files = {each: os.path.join(each, "prompts", "prompts.jsonl") for each in (folder, held_out)}
+        if not os.path.isfile(files[folder]):
             raise InputError(
                 f"prompts.duplicates.known={folders}: {files[folder]} does not exist; name the out_dir of earlier runs"
             )
-        found |= {each: file for each, file in files.items() if file.is_file()}
+        found |= {each: file for each, file in files.items() if os.path.isfile(file)}
     return found
 
 

@@ -130,7 +130,7 @@ class Layout:
         """Tell whether a value is a row with a conversation."""
         if not isinstance(value, dict):
             return self.is_turns(value)
-        return not self._is_turn(value) and self.read(value).has_conversation()
+        return not self._is_turn(value) and self.read(value).conversation_kind() is not None
 
     def _is_turn(self, value: Any) -> bool:
         if not isinstance(value, dict):
@@ -170,9 +170,6 @@ class Columns:
     def __init__(self, row: dict, shape: Layout, found: Mapping[str, Sequence[tuple[str, Any]]]):
         self.row, self.shape, self.found = row, shape, found
         self.notes: list[tuple[str, str | None]] = []
-
-    def has_conversation(self) -> bool:
-        return self.conversation_kind() is not None
 
     def conversation_kind(self) -> str | None:
         return next((kind for kind in CONVERSATION if self.found.get(kind)), None)

@@ -11,7 +11,12 @@ from similar_texts import LONG, VOCABULARY, asked, set_of_runs, texts_with_copie
 from eagle3.errors import InputError
 from eagle3.storage.files import read_jsonl
 
-THOROUGH = {"bands": 100, "band_rows": 1, "comparisons": 600}
+THOROUGH = {"bands": 30, "band_rows": 1, "comparisons": 600}
+
+
+@pytest.fixture
+def prepare(tmp_path: Path) -> Prepare:
+    return Prepare(tmp_path, near=True)
 
 
 def questions(prepare: Prepare, *, held_out: bool = False) -> list[str]:
