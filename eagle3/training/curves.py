@@ -96,11 +96,16 @@ def draw_runs(runs: Sequence[Path]) -> Any:
 
 
 def draw(runs: Mapping[str, Mapping[str, Curve]]) -> Any:
-    """Draw a panel for what was measured. Colours distinguish the metrics of one run, or else the runs, with paler
-    later metrics."""
+    """Draw a panel for what was measured more than once. Colours distinguish the metrics of one run, or else the runs,
+    with paler later metrics."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    measured = {title: names for title, names in PANELS.items() if _has_a_line(names, runs)}
+    measured = {
+        title: names
+        for title, names in PANELS.items()
+        if any(len(curves[metric].steps) > 1 for curves in runs.values() for metric in _shown(names, curves))
+    }
     rows = max(1, -(-len(measured) // 2))
     figure = Figure(figsize=(13, 3 * rows + 0.6), layout="constrained")
     panels = list(figure.subplots(rows, 2, squeeze=False).flat)
@@ -114,11 +119,14 @@ def draw(runs: Mapping[str, Mapping[str, Curve]]) -> Any:
                 style: dict[str, Any] = {"marker": "o", "markersize": 3.5} if len(curve.steps) <= FEW_POINTS else {}
                 if len(runs) > 1:
                     style |= {"color": f"C{number}", "alpha": 1 - 0.7 * place / len(shown)}
-                elif title in NUMBERED:
-                    style |= {"color": _of_a_sequence(place, len(shown))}
+                elif title in NUMBERED:  # lines in order, without the palest colour
+                    style |= {"color": colormaps["viridis"](0.88 * place / max(1, len(shown) - 1))}
                 axes.plot(*curve, linewidth=1.3, label=words if len(runs) == 1 else f"{run}: {words}", **style)
-            if title.startswith("accept length") and len(runs) == 1:
-                _mark_best(axes, curves)
+            longest = list(_shown({CHOSEN: ""}, curves))[-1:] if CHOSEN in names and len(runs) == 1 else []
+            for steps, values in (curves[metric] for metric in longest):
+                best = max(range(len(values)), key=values.__getitem__)
+                words = f"best: {values[best]:.2f} at step {steps[best] + 1}"
+                axes.plot([steps[best]], [values[best]], "*", color="black", markersize=9, label=words)
         # matplotlib warns of a logarithmic axis without a positive value, such as norms that all are 0.
         positive = any(value > 0 for line in axes.lines for value in line.get_ydata())
         axes.set_yscale("log" if title in LOG_SCALE and positive else "linear")
@@ -134,42 +142,17 @@ def draw(runs: Mapping[str, Mapping[str, Curve]]) -> Any:
     return figure
 
 
-def _has_a_line(names: Mapping[str, str], runs: Mapping[str, Mapping[str, Curve]]) -> bool:
-    """Say whether a panel would show more than single points."""
-    return any(len(curves[metric].steps) > 1 for curves in runs.values() for metric in _shown(names, curves))
-
-
-def _of_a_sequence(place: int, number: int) -> Any:
-    """Return the colour of one of several lines that are in order, without the palest."""
-    from matplotlib import colormaps
-
-    return colormaps["viridis"](0.88 * place / max(1, number - 1))
-
-
-def _mark_best(axes: Any, curves: Mapping[str, Curve]) -> None:
-    """Mark the highest value of the longest chains, and write it into the legend."""
-    longest = list(_shown({CHOSEN: ""}, curves))[-1:]
-    for steps, values in (curves[metric] for metric in longest):
-        best = max(range(len(values)), key=values.__getitem__)
-        words = f"best: {values[best]:.2f} at step {steps[best] + 1}"
-        axes.plot([steps[best]], [values[best]], "*", color="black", markersize=9, label=words)
-
-
 def _shown(names: Mapping[str, str], curves: Mapping[str, Curve]) -> dict[str, str]:
     """Return the metrics of a panel with their words; of many TTT steps or depths only every second, third, …"""
+    numbers = {name: name.rpartition("_")[2] for name in curves}
+    in_order = sorted(curves, key=lambda name: int(numbers[name]) if numbers[name].isdigit() else -1)
     found = {
-        name: words.format(name.rpartition("_")[2])
+        name: words.format(numbers[name])
         for pattern, words in names.items()
-        for name in sorted(curves, key=_by_number)
+        for name in in_order
         if fnmatch(name, pattern)
     }
-    kept = list(found)[:: -(-len(found) // MOST_LINES) or 1]
-    return {name: found[name] for name in kept}
-
-
-def _by_number(metric: str) -> int:
-    number = metric.rpartition("_")[2]
-    return int(number) if number.isdigit() else -1
+    return {name: found[name] for name in list(found)[:: -(-len(found) // MOST_LINES) or 1]}
 
 
 def write_curves(runs: Sequence[Path], out: Path) -> None:

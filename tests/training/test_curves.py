@@ -36,15 +36,6 @@ def test_every_panel_shows_what_a_training_logs_also_after_a_resume(train: Start
     assert all(any(metric.startswith(name.removesuffix("*")) for metric in curves) for name in wanted)
 
 
-def test_of_many_steps_every_so_many_are_drawn(tmp_path: Path) -> None:
-    curves = {f"val/loss_{step}": Curve([1, 2], [2.0, 1.0]) for step in range(64)}
-    figure = draw({"run": curves})
-    [panel] = figure.axes
-    labels = [text.get_text() for text in panel.get_legend().get_texts()]
-    assert len(panel.lines) == len(labels) == 8 and labels[0] == "step 0"
-    figure.savefig(tmp_path / "curves.png")  # a warning that nothing fits would be an error here
-
-
 def test_a_picture_that_cannot_be_drawn_costs_a_line_and_no_checkpoint(
     train: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -56,13 +47,11 @@ def test_a_picture_that_cannot_be_drawn_costs_a_line_and_no_checkpoint(
     assert {"last.ckpt"} < {path.name for path in (done.directory / "checkpoints").iterdir()}
 
 
-def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
-    run = write(tmp_path / "run", f"{METRICS}0,3,7")
-    assert read_curves(run) == {"train/grad_norm": Curve([0], [0.5]), "val/loss": Curve([1, 2], [3.25, 3.0])}
-
-
-def test_the_command_draws_one_run_or_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, other, alike = (write(tmp_path / name) for name in ("a/one", "a/other", "b/one"))
+def test_the_command_draws_one_run_or_several_without_a_line_that_is_being_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other, alike = (write(tmp_path / name, f"{METRICS}0,3,7") for name in ("a/one", "a/other", "b/one"))
+    assert read_curves(one) == {"train/grad_norm": Curve([0], [0.5]), "val/loss": Curve([1, 2], [3.25, 3.0])}
     main([str(one)])
     assert (one / "curves.png").is_file()
     main([str(one), str(other), str(alike), "--out", str(tmp_path / "all.png")])
@@ -72,34 +61,25 @@ def test_the_command_draws_one_run_or_several(tmp_path: Path, capsys: pytest.Cap
     assert f"{tmp_path}/metrics.csv does not exist; give the folder of a training" in capsys.readouterr().err
 
 
-def test_of_several_runs_each_has_its_colour_and_a_name(tmp_path: Path) -> None:
-    curves = read_curves(write(tmp_path / "run"))
-    figure = draw({"one": curves, "other": curves})
-    losses = figure.axes[0]
-    assert [text.get_text() for text in losses.get_legend().get_texts()] == ["one: validation", "other: validation"]
-    assert [line.get_color() for line in losses.lines] == ["C0", "C1"]
-
-
-def test_a_short_run_has_markers_and_no_panel_of_a_single_point() -> None:
-    short = {"val/loss": Curve([2, 5], [3.0, 2.0]), "train/loss": Curve([4], [2.5]), "train/lr": Curve([4], [0.1])}
-    [losses] = draw({"run": short}).axes
-    assert [line.get_marker() for line in losses.lines] == ["o", "o"]
+def test_lines_of_runs_have_colours_names_and_markers_where_they_are_short() -> None:
+    curves = {"val/loss": Curve([2, 5], [3.0, 2.0]), "train/loss": Curve([4], [2.5]), "train/lr": Curve([4], [0.1])}
+    [losses] = draw({"one": curves, "other": {"val/loss": curves["val/loss"]}}).axes  # no panel of single points
+    labels = [text.get_text() for text in losses.get_legend().get_texts()]
+    assert labels == ["one: training", "one: validation", "other: validation"]
+    assert [line.get_color() for line in losses.lines] == ["C0", "C0", "C1"]
+    assert {line.get_marker() for line in losses.lines} == {"o"}
     [long] = draw({"run": {"train/loss": Curve(list(range(99)), [1.0] * 99)}}).axes
     assert [line.get_marker() for line in long.lines] == ["None"]
 
 
-def test_the_step_of_the_best_checkpoint_is_marked() -> None:
-    served = {
-        "val/served_accept_length_3": Curve([2, 5, 8], [1.0, 1.5, 1.9]),
-        "val/served_accept_length_7": Curve([2, 5, 8], [1.0, 1.5, 1.25]),
-    }
-    [panel] = draw({"run": served}).axes
-    [*_, words] = [text.get_text() for text in panel.get_legend().get_texts()]
-    assert words == "best: 1.50 at step 6"  # as the log counts steps, from 1
-
-
-def test_gradient_norms_of_zero_are_drawn_without_a_warning(tmp_path: Path) -> None:
-    figure = draw({"run": {"train/grad_norm": Curve([1, 2], [0.0, 0.0])}})
-    [panel] = [axes for axes in figure.axes if axes.lines]
-    figure.savefig(tmp_path / "curves.png")  # a warning would be an error here
-    assert panel.get_yscale() == "linear"
+def test_the_step_of_the_best_checkpoint_is_marked_and_of_many_lines_some_are_drawn(tmp_path: Path) -> None:
+    curves = {f"val/loss_{step}": Curve([1, 2], [2.0, 1.0]) for step in range(64)}
+    curves["val/served_accept_length_3"] = Curve([2, 5, 8], [1.0, 1.5, 1.9])
+    curves["val/served_accept_length_7"] = Curve([2, 5, 8], [1.0, 1.5, 1.25])
+    curves["train/grad_norm"] = Curve([1, 2], [0.0, 0.0])
+    figure = draw({"run": curves})
+    by_step, served, norms = figure.axes
+    assert len(by_step.lines) == 8 and by_step.get_legend().get_texts()[0].get_text() == "step 0"
+    assert served.get_legend().get_texts()[-1].get_text() == "best: 1.50 at step 6"  # as the log counts, from 1
+    assert norms.get_yscale() == "linear"
+    figure.savefig(tmp_path / "curves.png")  # a warning, of zeros or that nothing fits, would be an error here
