@@ -126,7 +126,8 @@ def draw(runs: Mapping[str, Mapping[str, Curve]]) -> Any:
         axes.remove()
     for axes, (title, panel) in zip(places, measured.items(), strict=False):
         for number, (run, curves) in enumerate(runs.items()):
-            shown = _shown(panel.metrics, curves)
+            # Of several runs a numbered metric has fewer lines each: a legend of twenty is not read.
+            shown = _shown(panel.metrics, curves, max(2, MOST_LINES // (len(runs) if panel.in_order else 1)))
             for place, (metric, words) in enumerate(shown.items()):
                 style: dict[str, Any] = {"label": words if len(runs) == 1 else f"{run}: {words}"}
                 if len(runs) > 1:
@@ -206,15 +207,15 @@ def _mark_best(axes: Any, curves: Mapping[str, Curve]) -> None:
         axes.plot([steps[best] + 1], [values[best]], "*", color=rcParams["text.color"], markersize=9, label=words)
 
 
-def _shown(names: Mapping[str, str], curves: Mapping[str, Curve]) -> dict[str, str]:
-    """Return the metrics of a panel with their words; of many TTT steps or depths only every second, third, …"""
+def _shown(names: Mapping[str, str], curves: Mapping[str, Curve], most: int = MOST_LINES) -> dict[str, str]:
+    """Return at most so many metrics of a panel with their words: of many TTT steps or depths every second, third, …"""
     found = {
         name: words.format(name.rpartition("_")[2])
         for pattern, words in names.items()
         for name in sorted(curves, key=_by_number)
         if fnmatch(name, pattern)
     }
-    kept = list(found)[:: -(-len(found) // MOST_LINES) or 1]
+    kept = list(found)[:: -(-len(found) // most) or 1]
     return {name: found[name] for name in kept}
 
 
