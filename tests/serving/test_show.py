@@ -106,7 +106,9 @@ def test_the_page_of_the_command_says_what_the_decoder_did(
     whole = Measurement(decoded, None, 0.0)
     assert sum(whole.per_depth) > 0
     assert found.facts["accept length"].startswith(f"{whole.accept_length:.3f} ± ")
-    assert found.facts["drafts"].startswith("steps=3 topk=3 draft_tokens=9")
+    assert found.facts["accept length"].endswith(" tokens per verification, tree 3/3/9")
+    assert found.facts["head"] == str(head_folder) and found.facts["target"] == str(tiny_path)
+    assert found.facts["drafts"].startswith("tree 3/3/9: steps=3 topk=3 draft_tokens=9")
     by_source = {"a": [decoded[0], decoded[2]], "b": [decoded[1]], "all": decoded}
     assert [row[0] for row in found.rows] == [*by_source]
     for row, group in zip(found.rows, by_source.values(), strict=True):

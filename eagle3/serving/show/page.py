@@ -35,11 +35,12 @@ def page_facts(
 ) -> dict[str, str]:
     how = measurer.decoding
     measured = measurer.summary(Measurement([trace.decoded for trace in traces], None, 0.0), prompts)
-    drafting = f"steps={how.steps} topk={how.topk} draft_tokens={how.shape.draft_tokens}"
+    drafting = f"{how.shape}: steps={how.steps} topk={how.topk} draft_tokens={how.shape.draft_tokens}"
     drafting += f" draft_window={how.draft_window}" if how.draft_window else ""
+    length = with_error(measured.accept_length, measured.standard_error)
     left_out = "".join(f"; {number} left out ({reason})" for reason, number in measured.left_out.items())
     facts = {
-        "accept length": f"{with_error(measured.accept_length, measured.standard_error)} tokens a verification",
+        "accept length": f"{length} tokens per verification, {how.shape}",
         "head": str(head),
         "target": str(measurer.target.path),
         "drafts": drafting,
