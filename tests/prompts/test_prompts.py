@@ -209,6 +209,19 @@ def test_data_files_of_a_folder_that_are_in_no_split_are_named(prepare, tmp_path
     assert "NOT read" not in caplog.text
 
 
+def test_splits_that_are_not_read_are_named_unless_one_was_chosen(prepare, tmp_path, caplog):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("chats_train", "chats_eval", "latest_test_run", "dev-team"):
+        write(folder / f"{name}.jsonl", [chat(name)])
+    assert prepare(path=str(folder))["prompts"] == 1
+    assert f"prompts.path={folder}: of this folder only the split train is read, NOT " in caplog.text
+    assert all(name in caplog.text for name in ("chats_eval.jsonl", "latest_test_run.jsonl", "dev-team.jsonl"))
+    caplog.clear()
+    prepare(path=str(folder), split="train")
+    assert "only the split" not in caplog.text
+
+
 @pytest.mark.parametrize("name", ["data [v2]", "a*b", "what?"])
 def test_a_name_with_the_signs_of_a_pattern_is_taken_literally(prepare, tmp_path, name, caplog):
     folder = tmp_path / name / "sub [1]"
@@ -222,7 +235,7 @@ def test_a_name_with_the_signs_of_a_pattern_is_taken_literally(prepare, tmp_path
     assert texts(prepare) == ["a"]
     prepare(path=str(file))
     assert texts(prepare) == ["a"]
-    assert "NOT read" not in caplog.text
+    assert "data files of this folder are NOT read" not in caplog.text
 
 
 def test_a_split_of_a_file_has_no_effect_and_is_said_to_have_none(prepare, tmp_path, caplog):
