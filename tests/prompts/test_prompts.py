@@ -198,13 +198,14 @@ def test_data_files_of_a_folder_that_are_in_no_split_are_named(prepare, tmp_path
     for name in ("a.jsonl", "b.jsonl", "test.jsonl"):
         write(folder / name, [chat(name)])
     datasets.Dataset.from_list([chat("parquet")]).to_parquet(folder / "c.parquet")
+    write(folder / "d.log", [chat("log")])
     (folder / "README.md").write_text("a card")
     assert prepare(path=str(folder), split="test")["prompts"] == 1
-    assert "3 data files of this folder are NOT read" in caplog.text
-    assert "a.jsonl, b.jsonl, c.parquet;" in caplog.text
+    assert "4 data files of this folder are NOT read" in caplog.text
+    assert "a.jsonl, b.jsonl, c.parquet, d.log;" in caplog.text
     caplog.clear()
-    (folder / "test.jsonl").unlink()
-    (folder / "c.parquet").unlink()
+    for name in ("test.jsonl", "c.parquet", "d.log"):
+        (folder / name).unlink()
     assert prepare(path=str(folder))["prompts"] == 2
     assert "NOT read" not in caplog.text
 

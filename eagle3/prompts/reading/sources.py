@@ -21,7 +21,7 @@ from eagle3.settings.prompts import SourceSettings
 log = logging.getLogger(__name__)
 # Keys of a store's file info that change with the content; a store has one or a few of them.
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "Last-Modified", "last_modified", "updated")
-DATA = (*FORMATS, ".arrow", ".csv", ".tsv", ".gz", ".zst")  # endings of files of rows
+DATA = (*FORMATS, ".arrow", ".csv", ".tsv", ".log", ".gz", ".zst", ".bz2", ".xz", ".zip")  # endings of files of rows
 NAMED_FILES = 5  # in a warning
 
 
@@ -150,6 +150,7 @@ def _files(setting: str, path: str, split_key: str, split: str | None, usual_spl
         if not has_ending(file, FORMATS):
             raise InputError(
                 f"{setting}: {file_name(file)} ends in none of {', '.join(FORMATS)}; convert or unpack it, "
+                f"a CSV file with pandas.read_csv('a.csv').to_parquet('a.parquet'), "
                 f"an Arrow file with dataset.to_parquet('a.parquet')"
             )
         if not has_ending(file, PLAIN):
