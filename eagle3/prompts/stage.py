@@ -41,7 +41,7 @@ from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 12  # raise it when the same rows would give other prompts, so that older prompts are made again
+FORMAT = 13  # raise it when the same rows would give other prompts, so that older prompts are made again
 
 
 class GrowingSource(Protocol):
@@ -100,7 +100,7 @@ def prepare_prompts(
 
     limited = found
     if growing is not None:
-        found[0], limit = _grown(growing, found, select)
+        found[0], limit = _grown(growing, found, select, folder)
         limited = [replace(found[0], limit=limit), *found[1:]]
     new = [work / "made", work / "made_held_out"][: len(folders)]
     counts, traffic = _write(new, limited, select, rules, settings)
@@ -207,8 +207,13 @@ def _selected(
             return
 
 
-def _grown(growing: GrowingSource, sources: list[Source], select: Callable[..., Any]) -> tuple[Source, int]:
-    """Let the growing source, which is the first, add rows until enough are kept; return it and that number."""
+def _grown(
+    growing: GrowingSource, sources: list[Source], select: Callable[..., Any], folder: Path
+) -> tuple[Source, int]:
+    """Let the growing source, which is the first, add rows until enough are kept; return it and that number.
+
+    Raises InputError before any row is added to those whose prompts, in `folder`, are answered.
+    """
     others = 0
     if len(sources) > 1:
         with select(sources, first=1) as (chunks, selection):
@@ -224,6 +229,8 @@ def _grown(growing: GrowingSource, sources: list[Source], select: Callable[..., 
                 refused += sum((Counter(each.summary["rejected"]) for each in chunks if each.source == 0), Counter())
         if kept >= wanted:
             return source, wanted
+        if source.files and _answered(folder) is not None:
+            raise _of_other_prompts(folder)
         growing.grow(kept, wanted, refused)
 
 
@@ -293,13 +300,22 @@ def _publish(
 
 def _require_not_answered(folder: Path, prompts: Path) -> None:
     """Raise InputError if the answers next to `folder` are to other prompts than those in the new file `prompts`."""
+    if _answered(folder) not in (None, sha256_file(prompts)):
+        raise _of_other_prompts(folder)
+
+
+def _answered(folder: Path) -> str | None:
+    """Return the hash of the prompts that the answers next to `folder` are to; None if there are no answers."""
     manifest = folder.parent / "answers" / "manifest.json"
     if not manifest.exists():
-        return
-    answered = read_json(manifest, made_by="precompute.py 'stages=[answers]'")
-    if answered["prompts_sha256"] != sha256_file(prompts):
-        raise InputError(
-            f"the answers in {manifest.parent} are to other prompts than these would be, so {folder} stays as it is; "
-            f"take another out_dir, continue with the prompts that are there ('stages=[answers,features]'), or delete "
-            f"{manifest.parent} to generate answers again: those in it are lost"
-        )
+        return None
+    return read_json(manifest, made_by="precompute.py 'stages=[answers]'")["prompts_sha256"]
+
+
+def _of_other_prompts(folder: Path) -> InputError:
+    answers = folder.parent / "answers"
+    return InputError(
+        f"the answers in {answers} are to other prompts than these would be, so {folder} stays as it is; "
+        f"take another out_dir, continue with the prompts that are there ('stages=[answers,features]'), or delete "
+        f"{answers} to generate answers again: those in it are lost"
+    )

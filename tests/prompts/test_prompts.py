@@ -178,15 +178,29 @@ def test_data_files_of_a_folder_that_are_in_no_split_are_named(prepare, tmp_path
     for name in ("a.jsonl", "b.jsonl", "test.jsonl"):
         write(folder / name, [chat(name)])
     datasets.Dataset.from_list([chat("parquet")]).to_parquet(folder / "c.parquet")
+    write(folder / "d.log", [chat("log")])
     (folder / "README.md").write_text("a card")
     assert prepare(path=str(folder), split="test")["prompts"] == 1
-    assert "3 data files of this folder are NOT read" in caplog.text
-    assert "a.jsonl, b.jsonl, c.parquet;" in caplog.text
+    assert "4 data files of this folder are NOT read" in caplog.text
+    assert "a.jsonl, b.jsonl, c.parquet, d.log;" in caplog.text
     caplog.clear()
-    (folder / "test.jsonl").unlink()
-    (folder / "c.parquet").unlink()
+    for name in ("test.jsonl", "c.parquet", "d.log"):
+        (folder / name).unlink()
     assert prepare(path=str(folder))["prompts"] == 2
     assert "NOT read" not in caplog.text
+
+
+def test_splits_that_are_not_read_are_named_unless_one_was_chosen(prepare, tmp_path, caplog):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("chats_train", "chats_eval", "latest_test_run", "dev-team"):
+        write(folder / f"{name}.jsonl", [chat(name)])
+    assert prepare(path=str(folder))["prompts"] == 1
+    assert f"prompts.path={folder}: of this folder only the split train is read, NOT " in caplog.text
+    assert all(name in caplog.text for name in ("chats_eval.jsonl", "latest_test_run.jsonl", "dev-team.jsonl"))
+    caplog.clear()
+    prepare(path=str(folder), split="train")
+    assert "only the split" not in caplog.text
 
 
 @pytest.mark.parametrize("name", ["data [v2]", "what?"])
@@ -202,7 +216,7 @@ def test_a_name_with_the_signs_of_a_pattern_is_taken_literally(prepare, tmp_path
     assert texts(prepare) == ["a"]
     prepare(path=str(file))
     assert texts(prepare) == ["a"]
-    assert "NOT read" not in caplog.text
+    assert "data files of this folder are NOT read" not in caplog.text
 
 
 def test_a_split_of_a_file_has_no_effect_and_is_said_to_have_none(prepare, tmp_path, caplog):

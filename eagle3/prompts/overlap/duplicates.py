@@ -15,12 +15,14 @@ from datasketch import MinHash
 from jaxtyping import UInt64
 
 from eagle3.errors import InputError
-from eagle3.prompts.overlap.words import hash_text, shingles, words_and_symbols
+from eagle3.prompts.overlap.words import Units, hash_text, shingles, words_and_symbols
 from eagle3.prompts.reading.prompt import CALLS, Prompt
 from eagle3.settings.prompts import DuplicateSettings
 
 SCHEME = "affine32"  # of datasketch's permutations: 32-bit values
 SEED = 1
+LEAST_OPENING = 8  # words: many conversations begin with a greeting
+UNITS_OF_A_WORD = 4  # at most, in any script
 BLOCK = 4096  # shingles that are permuted at a time: 2 MB
 
 RENDERED = ("tools", "chat_template_kwargs")  # what of a prompt reaches the chat template besides its messages
@@ -43,6 +45,7 @@ class Signature(NamedTuple):
     shingles: UInt64[np.ndarray, " S"]  # the set of runs of words of the questions and results of tools, ascending
     answers: UInt64[np.ndarray, " S"]  # and of the answers, if they are kept
     bands: list[int]  # B, of the questions
+    opening: int  # of the first questions: requests of one conversation share it, each with the history so far
 
 
 class Signer:
@@ -70,7 +73,18 @@ class Signer:
             shingles=found,
             answers=shingles(answered, self.shingle_words) if answers else np.array([], dtype=np.uint64),
             bands=[xxhash.xxh3_64_intdigest(band.tobytes()) for band in bands],
+            opening=hash_text(" ".join(opening(asked))),
         )
+
+
+def opening(asked: list[str]) -> list[str]:
+    """Return the words of the first questions, of as many as have LEAST_OPENING words together."""
+    found: list[str] = []
+    for text in asked:
+        found += words_and_symbols(text)
+        if Units(found[: LEAST_OPENING * UNITS_OF_A_WORD]).has(LEAST_OPENING):
+            break
+    return found
 
 
 def _given(turn: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 
 from eagle3.errors import InputError
-from eagle3.prompts.reading.shapes import UNREAD, Layout, from_json
+from eagle3.prompts.reading.shapes import TURN_OF, UNREAD, Layout, from_json
 from eagle3.secrets import without_query
 
 PLAIN = (".jsonl", ".ndjson", ".json")  # read without pyarrow
@@ -182,13 +182,20 @@ def _value_rows(file: str, content: io.BufferedReader, shape: Layout) -> Rows:
 def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
     """Return the rows of an array, of an object around an array, or the one row that the value is."""
     if isinstance(value, list):
-        return [value] if shape.is_turns(value) else value
+        if not shape.is_turns(value):
+            return value
+        _require_one_conversation(file, value)
+        return [value]
     if not isinstance(value, dict):
         return [value]
-    arrays = [key for key, part in value.items() if isinstance(part, list) and part and shape.is_row(part[0])]
-    if not arrays and value and all(map(shape.is_row, value.values())):  # rows by their ids
+    arrays = [key for key, part in value.items() if isinstance(part, list) and _are_rows(part, shape)]
+    if not arrays and value and not shape.is_row(value) and all(map(shape.is_row, value.values())):  # rows by their ids
         return [{"id": key, **row} if isinstance(row, dict) else row for key, row in value.items()]
-    if not arrays or (len(arrays) > 1 and shape.is_row(value)):
+    if not arrays:
+        _require_rows(file, value, shape)
+        return [value]
+    conversation = shape.read(value).conversation_column() if shape.is_row(value) else None
+    if len(arrays) > 1 and conversation not in (None, *map(str.lower, arrays)):
         return [value]
     if len(arrays) > 1:
         names = ", ".join(arrays[:NAMED_KEYS])
@@ -196,6 +203,36 @@ def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
     # What stands next to the array, such as a licence, is said of each row.
     others = {key: part for key, part in value.items() if key.lower() != "id" and not isinstance(part, list | dict)}
     return [{**others, **row} if isinstance(row, dict) else row for row in value[arrays[0]]]
+
+
+def _are_rows(part: list, shape: Layout) -> bool:
+    """Tell whether an array is of rows, by the first element that is a row or a turn: empty rows may come before it."""
+    known = (shape.is_row(each) for each in part if shape.is_turns([each]) or shape.is_row(each))
+    return next(known, False)
+
+
+def _require_one_conversation(file: str, turns: list[dict]) -> None:
+    for name in TURN_OF:
+        if len(found := {json.dumps(turn.get(name)) for turn in turns}) > 1:
+            raise InputError(
+                f"{file} is one array with the turns of {len(found)} conversations, by their {name}; "
+                f"write the turns of each as an array of its own"
+            )
+
+
+def _require_rows(file: str, value: dict, shape: Layout) -> None:
+    """Raise InputError for a table that is stored by columns: each a list of values, or an object of them by row."""
+    columns = shape.read(value)
+    if columns.conversation_kind() != "prompt" or not all(isinstance(each, list | dict) for each in value.values()):
+        return
+    texts = columns.first("prompt")
+    rows = [list(each) if isinstance(each, dict) else len(each) for each in value.values()]
+    are_texts = all(isinstance(text, str) for text in (texts.values() if isinstance(texts, dict) else texts))
+    if are_texts and rows[0] != 1 and all(each == rows[0] for each in rows):
+        raise InputError(
+            f"{file} is stored by columns ({', '.join([*value][:NAMED_KEYS])}), not by rows; write one object a line, "
+            f"e.g. with pandas.read_json(FILE).to_json('rows.jsonl', orient='records', lines=True)"
+        )
 
 
 # --- Parquet ----------------------------------------------------------------------------------------------------------

@@ -110,6 +110,45 @@ LAYOUTS = {
 }
 
 
+EMPTY_ROW = {"license": "MIT", "messages": []}
+
+
+@pytest.mark.parametrize("key", ["data", "conversations"])
+def test_an_empty_row_at_the_beginning_of_an_array_hides_none_of_the_others(
+    prepare: Prepare, tmp_path: Path, key: str
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({key: [EMPTY_ROW, chat("a"), chat("b")], "count": 3}))
+    assert prepare(path=str(path))["rows"] == 3 and texts(prepare) == ["a", "b"]
+    path.write_text(json.dumps({key: [EMPTY_ROW, chat("a"), chat("b")], "faq": [{"question": "c", "license": "MIT"}]}))
+    with pytest.raises(InputError, match=rf"several arrays of rows \({key}, faq\); make a file of each"):
+        prepare(path=str(path))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"question": ["a", "b"], "answer": ["x", "y"], "id": [1, 2]},
+        {"prompt": ["a", "b"]},
+        {"question": {"0": "a", "1": "b"}, "answer": {"0": "x", "1": None}},
+    ],
+)
+def test_a_table_that_is_stored_by_columns_is_no_conversation(prepare: Prepare, tmp_path: Path, table: dict) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(table, indent=1))
+    with pytest.raises(InputError, match=r"is stored by columns \((question, answer|prompt).*\), not by rows; write"):
+        prepare(path=str(tmp_path / "a.json"), license="MIT")
+
+
+def test_an_array_with_turns_of_several_conversations_is_not_read_as_one(prepare: Prepare, tmp_path: Path) -> None:
+    turns = [turn | {"session_id": text} for text in "aab" for turn in chat(text, "x")["messages"]]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(turns))
+    with pytest.raises(InputError, match="one array with the turns of 2 conversations, by their session_id; write"):
+        prepare(path=str(path), license="MIT")
+    path.write_text(json.dumps(turns[:4]))
+    assert prepare(path=str(path), license="MIT")["prompts"] == 1
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_json_is_read_by_what_it_is_whatever_the_ending(tmp_path: Path, layout: str) -> None:
     content = LAYOUTS[layout].encode()
