@@ -46,14 +46,15 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
             exit_with("interrupted", interrupts.STATUS)
         except Exception as error:
             message = message_for_user(error) or added_key(error, HydraConfig.get().overrides.task)
+            if message is None:
+                report_bug()
             if in_sweep():
-                if message is None:
-                    traceback.print_exc()
                 report(message or f"{type(error).__name__}: {error}")
                 failed_jobs.append(output_dir())
                 return failed_score(OmegaConf.select(config, "callbacks.best.mode"))
-            if message is None:
-                raise
+            if message is None:  # if raised, Hydra would print all overrides, secrets too
+                interrupts.end_silently()
+                sys.exit(1)
             exit_with(message, 1)
 
     return run
@@ -110,6 +111,12 @@ def exit_with(message: str, status: int) -> NoReturn:
     interrupts.end_silently()
     report(message)
     sys.exit(status)
+
+
+def report_bug() -> None:
+    """Print the traceback of the exception that is being handled, without secrets."""
+    close_bars()
+    print(public(traceback.format_exc()), end="", file=sys.stderr, flush=True)
 
 
 def report(message: str) -> None:
