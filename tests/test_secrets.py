@@ -10,7 +10,7 @@ from scripts import as_in_a_run, composed
 
 from eagle3.cli import report_errors
 from eagle3.progress import JsonLines
-from eagle3.secrets import HIDE, HIDDEN, learn
+from eagle3.secrets import HIDDEN, HIDE, learn
 
 SECRET = "hunter2-of-a-traceback"
 
