@@ -48,6 +48,8 @@ class RunCheckpoints:
     def __init__(self, run_dir: Path, copies: str | None) -> None:
         self.run_dir, self.folder = run_dir, run_dir / "checkpoints"
         self.copies = Copies(copies, run_dir) if copies else None
+        if self.copies and isinstance(self.copies.folder, LocalFolder):
+            self._require_elsewhere(self.copies.folder.path)
 
     def resume_from(self, ckpt_path: str | None) -> str | None:
         """Return the local file that `ckpt_path` names; None starts a new training.
@@ -119,6 +121,14 @@ class RunCheckpoints:
             return last
         kept = self.folder.glob("*.ckpt")
         return max(kept, key=lambda path: read_checkpoint(path, setting=setting).global_step, default=None)
+
+    def _require_elsewhere(self, copies: Path) -> None:
+        """Raise InputError if the checkpoints would be copied onto themselves: there would be no copy."""
+        if copies.resolve() in (self.run_dir.resolve(), self.folder.resolve()):
+            raise InputError(
+                f"checkpoint_copies={copies} is the run's own folder, hydra.run.dir={self.run_dir}; give a folder on "
+                f"another disk, or a bucket"
+            )
 
     def _require_new(self) -> None:
         latest = self.latest()
