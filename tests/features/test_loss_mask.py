@@ -1,7 +1,9 @@
 """Loss masks: which tokens stay."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,3 +124,19 @@ def test_a_mask_may_only_mark_tokens_with_a_teacher(tmp_path: Path) -> None:
         samples_under(NotSeven(), write_store(tmp_path / "answers", random_samples(3)))
     samples = random_samples(3, stored="all")
     assert len(samples_under(NotSeven(), write_store(tmp_path / "all", samples, teachers="all"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [(lambda turns: turns[1:], r"returns shape \[\d+\]"), (lambda turns: None, "returns NoneType")],
+)
+def test_a_mask_that_returns_no_turns_of_the_sample_is_one_line(
+    returned: Callable[[torch.Tensor], Any], said: str, tmp_path: Path
+) -> None:
+    class Wrong(AllTurns):
+        def __call__(self, sample: Sample) -> Any:
+            return returned(sample.turns)
+
+    message = rf"loss_mask=Wrong {said} for sample p.* tokens; return a tensor like sample\.turns"
+    with pytest.raises(InputError, match=message):
+        samples_under(Wrong(), write_store(tmp_path / "features", random_samples(3)))

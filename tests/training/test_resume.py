@@ -142,6 +142,14 @@ def test_a_run_that_was_continued_elsewhere_resumes_from_the_later_copy(tmp_path
     assert step_of(str(run / "checkpoints/best-step499.ckpt")) == 499
 
 
+@pytest.mark.parametrize("inside", ["", "checkpoints"])
+def test_copies_are_not_the_checkpoints_themselves(inside: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    own = f"checkpoint_copies={run / inside} is the run's own folder"
+    assert own in refusal(run, None, run / inside)
+    assert own in refusal(run, "auto", run / inside)
+
+
 def test_copies_of_another_training_are_refused(tmp_path: Path, save: Saved) -> None:
     run, copies = tmp_path / "run", save(tmp_path / "copies/last.ckpt", 500, seed=1).parent
     save(run / "checkpoints/last.ckpt", 100)

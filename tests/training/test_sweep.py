@@ -16,7 +16,7 @@ import yaml
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from scripts import Script, run_script
-from stores import ROOT
+from stores import ROOT, grow_store, random_sample
 from training_runs import sweep, sweep_command
 
 from eagle3.errors import install_command
@@ -212,6 +212,40 @@ def test_a_killed_sweep_continues_by_the_same_command(tmp_path: Path, store_path
     assert sorted(line.split()[-1] for line in table[:3]) == ["seed=0", "seed=1", "seed=2"]
 
 
+EARLY = """\
+defaults: [soft_cross_entropy, _self_]
+_target_: eagle3.head.loss.UnrollLoss
+decay: {decay}
+"""
+
+
+def test_a_sweep_whose_files_have_changed_since_a_job_finished_does_not_continue(
+    tmp_path: Path, store_path: Path
+) -> None:
+    """The overrides are the same. What they name is not, and the table would show the jobs as one setting."""
+    own = tmp_path / "team" / "conf" / "loss" / "early.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text(EARLY.format(decay=0.5))
+    given = ("--config-dir", str(own.parent.parent))
+    keys = ("loss=early", "seed=0", "trainer.max_steps=1", "trainer.val_check_interval=1", "ckpt_path=auto")
+    command = [*given, *sweep_command(store_path, tmp_path / "sweep", *keys)]
+    assert run_script("train", *command).returncode == 0
+    finished = (tmp_path / "sweep" / "0" / "result.json").read_text()
+    assert run_script("train", *command).returncode == 0  # nothing has changed, and nothing is trained
+
+    own.write_text(EARLY.format(decay=0.9))
+    done = run_script("train", *command)
+    assert done.returncode == 1
+    assert "was finished with other settings (loss.decay=0.5 then, 0.9 now)" in done.stderr.splitlines()[-1]
+
+    own.write_text(EARLY.format(decay=0.5))
+    grow_store(store_path, [random_sample([0, 1, 1, 1, 1], seed=9, sample_id="later")])
+    done = run_script("train", *command)
+    assert done.returncode == 1
+    assert "was finished with other settings (other features in data.path)" in done.stderr.splitlines()[-1]
+    assert (tmp_path / "sweep" / "0" / "result.json").read_text() == finished
+
+
 # --- Hydra's plugins --------------------------------------------------------------------------------------------------
 
 LAUNCHERS = [
@@ -247,6 +281,16 @@ def test_a_study_continues_after_a_failed_trial_and_looks_for_the_longest_accept
     scores = {path.parent.name: json.loads(path.read_text())["score"] for path in tmp_path.glob("sweep/*/result.json")}
     assert 0 < len(scores) < 3 and len(read_jobs(tmp_path / "sweep")) == 3
     assert found["best_value"] == max(scores.values())
+
+
+def test_a_launcher_of_slurm_on_a_machine_without_it_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    done = run_script(
+        "train", *sweep_command(tmp_path, tmp_path / "sweep", "hydra/launcher=submitit_slurm", "seed=0,1"),
+        cwd=tmp_path, env={"PATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: hydra/launcher=submitit_slurm: this machine has no srun; ")
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,7 @@ IN_MIDDLE = ["trainer.val_check_interval=2", "callbacks.early_stopping=null"]
 STOPS: list[tuple[int, int | None, list[str]]] = [  # after which batch, where the step counts the one that was saved
     *((stop, None, [f"trainer.accumulate_grad_batches={size}"]) for stop, size in [(1, 2), (6, 4), (12, 1)]),
     *((stop, saved, IN_MIDDLE) for stop, saved in [(2, 3), (6, 6)]),  # a validation that is due comes first
+    (6, 6, ["trainer.max_steps=15"]),  # at the end of an epoch, which Lightning would begin again without a batch
     (8, 9, ["+trainer.check_val_every_n_epoch=null", "trainer.val_check_interval=4"]),  # every fourth of all epochs
     (4, None, ["data.path=TWO", "data.weights=[1.5,0.5]", "trainer.max_epochs=2"]),
 ]

@@ -21,6 +21,7 @@ from eagle3.settings.serving import CompareRun
 from eagle3.target.model import Target
 
 WAY = ("sampling", "temperature", "top_p", "top_k", "steps", "topk", "draft_tokens")  # keys of a row
+ROUNDING = 1e-9  # below it, two accept lengths are the same ratio
 
 
 def compare_sweep(
@@ -86,10 +87,15 @@ def setting_row(of_seeds: Sequence[Mapping[str, Any]], *, first: str) -> dict[st
 
 
 def over_seeds(estimates: Sequence[Mapping[str, Any]]) -> Estimate:
-    """Return the mean with an interval over seeds; of one seed the estimate itself, whose interval is over prompts."""
+    """Return the mean with an interval over seeds; of one seed the estimate itself, whose interval is over prompts.
+
+    Seeds with the same value have no interval. Accept lengths are ratios of counts, so on few prompts some are the same
+    by chance, and the interval would be a single number, as if the mean were certain."""
     if len(estimates) == 1:
         return Estimate(**estimates[0])
-    return mean_of([each["value"] for each in estimates])
+    values = [each["value"] for each in estimates]
+    alike = max(values) - min(values) < ROUNDING
+    return mean_of(values)._replace(low=None, high=None) if alike else mean_of(values)
 
 
 def verdict(row: Mapping[str, Any], first: str) -> str:
@@ -103,6 +109,8 @@ def verdict(row: Mapping[str, Any], first: str) -> str:
     said = "not separated"
     if difference.low is None or difference.high is None:
         said = "no interval"
+        if row["pairs"] > 1:
+            said += ", the difference is the same in each seed; compare on more prompts"
     elif difference.low > 0 or difference.high < 0:
         said = "longer" if difference.low > 0 else "shorter"
     return f"{against}: {measured} {way}, over {over}: {said}"
