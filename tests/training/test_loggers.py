@@ -17,7 +17,6 @@ from training_runs import LIGHTNING_WARNS, SHORT, Run, sweep
 from eagle3.commands.train import build_loggers
 from eagle3.errors import InputError
 from eagle3.settings.parts import plain
-from eagle3.training import loggers
 from eagle3.training.loggers import EXTRAS, MetricsCSV, WandbRun, log_settings, searchable
 from eagle3.training.sweep import ranked_table
 
@@ -214,9 +213,7 @@ def test_keys_of_the_user_take_precedence_over_variables_of_wandb_with_a_warning
     assert (told["project"], told["mode"]) == ("eagle3", "offline") and not caplog.messages  # the same, or nothing
 
 
-def test_settings_for_trackers_are_flat_and_name_no_place_and_no_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_for_trackers_are_flat_and_name_no_place_and_no_secret() -> None:
     config = {
         "data": {"path": ["s3://team/a/features", "/disk/of/anna/b/features/"], "pack_tokens": 4096, "weights": None},
         "optim": {"lr": 1e-3, "betas": [0.9, 0.95]},
@@ -231,10 +228,8 @@ def test_settings_for_trackers_are_flat_and_name_no_place_and_no_secret(
     assert flat["run_dir"] == "one"
     assert flat["callbacks.best.monitor"] == "val/accept_length"
     assert searchable(STORE, "store.")["store.made_from.target.name"] == "tiny"
-    logger = wandb_run(tmp_path / "run")
-    log_settings([logger], config, STORE, {"torch": "2"})
-    told = dict(logger.experiment.config)
-    loggers.close([logger], "success")
+    told: dict[str, Any] = {}
+    log_settings([SimpleNamespace(log_hyperparams=told.update)], config, STORE, {"torch": "2"})  # type: ignore[list-item]
     assert told["optim.lr"] == 1e-3 and told["store.samples"] == 60
     assert "anna" not in str(told) and "very-secret" not in str(told)
 
