@@ -26,11 +26,8 @@ def tune(
     """Search, and print the table and the command. tune.json, tune.md, the servers' logs and with tune.loads
     adaptive.json go to `folder`. `origin` goes into tune.json: commit, command, machine, versions."""
     timer = ServerTimer(
-        settings=run.tune,
-        launch=run.launch,
-        target=target.path,
-        revision=target.revision,
-        head=run.head,
+        run=run,
+        target=target,
         conversations=conversations.first,
         plain_answers=PlainAnswers(run.for_server(run.max_new_tokens, target.stop_ids)),
         log_dir=folder,

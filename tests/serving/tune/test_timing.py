@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 from fitted_head import PROMPT
-from serving_fixtures import launch_settings, sglang_site
+from serving_fixtures import launch_settings, serve_run, sglang_site
 from small_servers import alone
 from stores import ASSETS
 from timed_machine import settings
@@ -20,6 +20,7 @@ from eagle3.serving.server.load import LoadResult, PlainAnswers
 from eagle3.serving.tune import timing
 from eagle3.serving.tune.timing import ServerTimer
 from eagle3.settings.engine import LaunchSettings
+from eagle3.target.files import read_target_files
 
 
 @pytest.mark.parametrize(
@@ -44,11 +45,12 @@ def test_a_load_without_a_time_is_refused_with_the_reason(
 
 def server_timer(tmp_path: Path, *, fault: str = "", **changes: Any) -> ServerTimer:
     return ServerTimer(
-        settings=settings(requests_per_place=2, warmup=1, **changes),
-        launch=launch_settings(sglang_site(tmp_path), fault=fault),
-        target=str(ASSETS / "tiny"),
-        revision=None,
-        head="head",
+        run=replace(
+            serve_run("tune", "head=head"),
+            tune=settings(requests_per_place=2, warmup=1, **changes),
+            launch=launch_settings(sglang_site(tmp_path), fault=fault),
+        ),
+        target=read_target_files(path=str(ASSETS / "tiny")),
         conversations=[alone(PROMPT), alone(PROMPT[3:])],
         plain_answers=PlainAnswers({"max_new_tokens": 12, "temperature": 0.0}),
         log_dir=tmp_path / "logs",
@@ -77,11 +79,12 @@ def test_0_steps_are_timed_with_the_variables_that_the_printed_command_sets(
 
     monkeypatch.setattr(timing, "Server", start)
     timer = server_timer(tmp_path, loads=[1, 2])
-    given = timer.launch.env or {}
+    given = timer.run.launch.env or {}
     for env in (given, given | {"SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND": 0}):  # what the user sets counts
         (tmp_path / "logs").mkdir(exist_ok=True)
         with pytest.raises(InputError, match="seen"):
-            replace(timer, launch=replace(timer.launch, env=env)).adaptive({1: 3, 2: 0}, [2])
+            launch = replace(timer.run.launch, env=env)
+            replace(timer, run=replace(timer.run, launch=launch)).adaptive({1: 3, 2: 0}, [2])
     assert [env["SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"] for env in started] == [1, 0]
     assert all(given.items() <= env.items() for env in started)
 
