@@ -16,7 +16,7 @@ import yaml
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from scripts import Script, run_script
-from stores import ROOT, grow_store, random_sample
+from stores import ROOT, grow_store, random_samples
 from training_runs import sweep, sweep_command
 
 from eagle3.errors import install_command
@@ -239,7 +239,7 @@ def test_a_sweep_whose_files_have_changed_since_a_job_finished_does_not_continue
     assert "was finished with other settings (loss.decay=0.5 then, 0.9 now)" in done.stderr.splitlines()[-1]
 
     own.write_text(EARLY.format(decay=0.5))
-    grow_store(store_path, [random_sample([0, 1, 1, 1, 1], seed=9, sample_id="later")])
+    grow_store(store_path, random_samples(61)[60:])
     done = run_script("train", *command)
     assert done.returncode == 1
     assert "was finished with other settings (other features in data.path)" in done.stderr.splitlines()[-1]
