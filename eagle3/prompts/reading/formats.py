@@ -127,8 +127,11 @@ def _unpacked(file: str) -> Iterator[io.BufferedReader]:
     import pyarrow
 
     packing = "gzip" if has_ending(file, [".gz"]) else "zstd"
-    with _opened(file) as packed, pyarrow.CompressedInputStream(packed, packing) as stream:
-        yield io.BufferedReader(stream, BLOCK)
+    with _opened(file) as packed:
+        if packed.peek(HEAD).startswith((b"[", b"{")):
+            raise InputError(f"{file} is not packed, it begins with JSON; rename it to end in .jsonl")
+        with pyarrow.CompressedInputStream(packed, packing) as stream:
+            yield io.BufferedReader(stream, BLOCK)
 
 
 def _has_lines(file: str, content: io.BufferedReader) -> bool:

@@ -201,6 +201,9 @@ def test_a_damaged_packed_file_is_named(prepare: Prepare, tmp_path: Path, ending
     path.write_bytes(packed[: len(packed) // 2])
     with pytest.raises(InputError, match=rf"chats\.jsonl\.{ending} is damaged"):
         prepare(path=str(path))
+    path.write_bytes(plain)
+    with pytest.raises(InputError, match=rf"chats\.jsonl\.{ending} is not packed, .*; rename it to end in \.jsonl"):
+        prepare(path=str(path))
 
 
 # Stores
