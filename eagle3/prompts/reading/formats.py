@@ -80,6 +80,8 @@ def _opened(file: str) -> Iterator[io.BufferedReader]:
                 return
             import pyarrow
 
+            if content.peek(HEAD).startswith((b"[", b"{")):
+                raise InputError(f"{file} is not packed, it begins with JSON; rename it to end in .jsonl")
             with pyarrow.CompressedInputStream(content, packing) as stream:
                 yield io.BufferedReader(stream, BLOCK)
     except InputError:

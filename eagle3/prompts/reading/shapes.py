@@ -70,6 +70,8 @@ CONVERSATION = ("messages", "turns", "prompt")
 TURN_OF = ("conversation_id", "session_id", "thread_id", "chat_id")  # names the conversation of one turn
 OF_TURNS = ("role", "content")
 EMPTY = frozenset(("", "[]", "{}", "null"))
+OF_TEXT = ("prompt", "context", "system")
+MISSING = frozenset(("nan", "NaN", "None", "<NA>", "NaT"))  # pandas writes these for empty cells; no text of OF_TEXT
 LONGEST_EMPTY = 40  # characters of a text that may be blank
 EACH_ANSWERED = "each_answered"  # a row's column: user turns that follow each other are answered one by one
 UNREAD = object()  # stands for the value of a column that was not read from its file
@@ -121,7 +123,7 @@ class Layout:
             value = _inside(row[column], inside) if inside else row[column]
             if kind == "prompt" and isinstance(value, str) and value.lstrip().startswith("["):
                 value = turns if self.is_turns(turns := from_json(value)) else value
-            if not is_empty(value):
+            if not is_empty(value) and not (kind in OF_TEXT and _is_missing(value)):
                 found.setdefault(kind, []).append((name, value))
         return Columns(row, self, found)
 
@@ -264,6 +266,10 @@ def is_empty(value: Any) -> bool:
     if isinstance(value, str):  # long ones are not empty
         return len(value) < LONGEST_EMPTY and value.strip() in EMPTY
     return not value and (value is None or isinstance(value, list | dict))
+
+
+def _is_missing(value: Any) -> bool:
+    return value in MISSING if isinstance(value, str) else isinstance(value, float) and value != value
 
 
 def _inside(value: Any, path: list[str]) -> Any:

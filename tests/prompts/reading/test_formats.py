@@ -195,6 +195,9 @@ def test_a_damaged_packed_file_is_named(tmp_path: Path, ending: str) -> None:
     path.write_bytes(packed[: len(packed) // 2])
     with pytest.raises(InputError, match=rf"chats\.jsonl\.{ending} is damaged"):
         read_file(path)
+    path.write_bytes(plain)
+    with pytest.raises(InputError, match=rf"chats\.jsonl\.{ending} is not packed, .*; rename it to end in \.jsonl"):
+        read_file(path)
 
 
 # Stores

@@ -71,6 +71,8 @@ SYSTEM = {"role": "system", "content": "Be brief."}
         ("user: [1, 2] or [{}]?",): {"prompt": "[1, 2] or [{}]?"},
         ('user: [{"a": 1}]',): {"prompt": '[{"a": 1}]'},
         ("user: a",): {"messages": [], "prompt": "a", "tools": "[]"},
+        ("user: b", "assistant: None"):
+            {"prompt": "None", "question": "b", "input": float("nan"), "context": "nan", "answer": "None"},
     }.items(),
 )  # fmt: skip
 def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tuple[str, ...], row: dict) -> None:
@@ -119,6 +121,8 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tup
         ({"messages": []}, "no user turn"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "no user turn"),
         ({"prompt": " "}, "no user turn"),
+        ({"question": "nan", "answer": "b"}, "no user turn"),
+        ({"question": float("nan"), "answer": "b"}, "no user turn"),
         ({"messages": [*users("a"), {"role": "tool", "content": "7"}]}, "tool turn"),
         ({"messages": [{"role": "narrator", "content": "a"}]}, "unknown role"),
         ({"messages": [{"content": "a"}]}, "unknown role"),
