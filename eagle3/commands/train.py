@@ -140,8 +140,10 @@ def require_same_job(result: dict[str, Any], run: TrainRun) -> None:
     """End a sweep that is continued with other settings or features than a finished job had: its other jobs would be
     compared with that one. The overrides are the same, but the files that they name may have changed."""
     now = made_with(run, None if run.live else open_features(run.data.read(DataSettings), None))
-    differing = differing_settings(result["settings"], now["settings"])
-    if None not in (result["features"], now["features"]) and result["features"] != now["features"]:
+    if (then := result.get("made_with")) is None:
+        exit_with(f"{output_dir()}/result.json is of an earlier version; delete it, or give another hydra.sweep.dir", 1)
+    differing = differing_settings(then["settings"], now["settings"])
+    if then["features"] != now["features"]:
         differing.append("other features in data.path")
     if differing:
         exit_with(
@@ -282,7 +284,7 @@ def fit(trainer: lightning.Trainer, module: HeadTraining, data: FeatureData, **r
         ) from None
 
 
-def report(trainer: lightning.Trainer, folder: Path, made_with: dict[str, Any]) -> float:
+def report(trainer: lightning.Trainer, folder: Path, conditions: dict[str, Any]) -> float:
     """Write result.json, which a sweep's table is made of, and return the score that a sweep goes by."""
     best = trainer.checkpoint_callback
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -304,7 +306,7 @@ def report(trainer: lightning.Trainer, folder: Path, made_with: dict[str, Any]) 
         "checkpoint": best.best_model_path,
         "steps": trainer.global_step,
         "epochs": trainer.current_epoch,
-        **made_with,
+        "made_with": conditions,
     }
     if trainer.is_global_zero:
         write_sealed_json(folder / "result.json", result)
