@@ -15,7 +15,7 @@ import yaml
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from scripts import Script, run_script
-from stores import ROOT
+from stores import ROOT, grow_store, random_samples
 from training_runs import sweep, sweep_command
 
 from eagle3.errors import install_command
@@ -200,6 +200,40 @@ def test_a_killed_sweep_continues_by_the_same_command(tmp_path: Path, store_path
     assert [(folder / "0" / name).read_text() for name in ("result.json", "metrics.csv")] == finished
     table = done.stdout.partition("job  settings\n")[2].splitlines()
     assert sorted(line.split()[-1] for line in table[:3]) == ["seed=0", "seed=1", "seed=2"]
+
+
+EARLY = """\
+defaults: [soft_cross_entropy, _self_]
+_target_: eagle3.head.loss.UnrollLoss
+decay: {decay}
+"""
+
+
+def test_a_sweep_whose_files_have_changed_since_a_job_finished_does_not_continue(
+    tmp_path: Path, store_path: Path
+) -> None:
+    """The overrides are the same. What they name is not, and the table would show the jobs as one setting."""
+    own = tmp_path / "team" / "conf" / "loss" / "early.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text(EARLY.format(decay=0.5))
+    given = ("--config-dir", str(own.parent.parent))
+    keys = ("loss=early", "seed=0", "trainer.max_steps=1", "trainer.val_check_interval=1", "ckpt_path=auto")
+    command = [*given, *sweep_command(store_path, tmp_path / "sweep", *keys)]
+    assert run_script("train", *command).returncode == 0
+    finished = (tmp_path / "sweep" / "0" / "result.json").read_text()
+    assert run_script("train", *command).returncode == 0  # nothing has changed, and nothing is trained
+
+    own.write_text(EARLY.format(decay=0.9))
+    done = run_script("train", *command)
+    assert done.returncode == 1
+    assert "was finished with other settings (loss.decay=0.5 then, 0.9 now)" in done.stderr.splitlines()[-1]
+
+    own.write_text(EARLY.format(decay=0.5))
+    grow_store(store_path, random_samples(64)[60:])
+    done = run_script("train", *command)
+    assert done.returncode == 1
+    assert "was finished with other settings (other features in data.path)" in done.stderr.splitlines()[-1]
+    assert (tmp_path / "sweep" / "0" / "result.json").read_text() == finished
 
 
 # --- Hydra's plugins --------------------------------------------------------------------------------------------------
