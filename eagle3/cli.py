@@ -14,7 +14,15 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from eagle3 import interrupts
-from eagle3.adapters.hydra import HYDRA, NOT_A_NAME, HydraConfig, HydraException, in_sweep, skip_list_of_groups
+from eagle3.adapters.hydra import (
+    HYDRA,
+    NO_SLURM,
+    NOT_A_NAME,
+    HydraConfig,
+    HydraException,
+    in_sweep,
+    skip_list_of_groups,
+)
 from eagle3.errors import InputError, Interrupted
 from eagle3.home import expand_option
 from eagle3.hydra_run import output_dir, own_config_dirs
@@ -103,6 +111,14 @@ def start(main: Callable[[], Any]) -> None:
         if not NOT_A_NAME.match(str(error)):
             raise
         exit_with(unnamed_option(), 1)
+    except RuntimeError as error:
+        if not NO_SLURM.search(str(error)):
+            raise
+        exit_with(
+            "hydra/launcher=submitit_slurm: this machine has no srun; run the command where SLURM takes jobs, or take "
+            "hydra/launcher=submitit_local",
+            1,
+        )
     finally:
         interrupts.end_silently()
 

@@ -283,6 +283,16 @@ def test_a_study_that_looks_for_the_worst_is_refused(tmp_path: Path) -> None:
     )
 
 
+def test_a_launcher_of_slurm_on_a_machine_without_it_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    done = run_script(
+        "train", *sweep_command(tmp_path, tmp_path / "sweep", "hydra/launcher=submitit_slurm", "seed=0,1"),
+        cwd=tmp_path, env={"PATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: hydra/launcher=submitit_slurm: this machine has no srun; ")
+
+
 @pytest.mark.parametrize(
     ("option", "extra"),
     [("sweeper/optuna", "optuna"), ("launcher/joblib", "joblib"), ("launcher/submitit_slurm", "submitit"),
