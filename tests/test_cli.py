@@ -320,6 +320,12 @@ def test_an_error_of_a_file_advises_a_path_only_where_the_path_is_wrong(number: 
     assert message_for_user(error) == f"DIR/file: {os.strerror(number)}; {advice}"
 
 
+def test_after_a_full_disk_a_training_is_resumed() -> None:
+    line = message_for_user(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "RUN/checkpoints/last.ckpt"))
+    assert line is not None and line.startswith("no space left on the disk of RUN/checkpoints/last.ckpt; make room")
+    assert line.endswith("train.py with ckpt_path=auto")  # the same command alone refuses its own checkpoints
+
+
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
