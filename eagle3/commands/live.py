@@ -115,14 +115,17 @@ def listed_devices(devices: Any) -> list[int] | None:
     return None if devices in ("auto", "-1", -1) else [*range(int(devices))]
 
 
+def trains_on_gpu(trainer: dict[str, Any]) -> bool:
+    return trainer["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+
+
 def placement(run: TrainRun) -> Placement | None:
     """Return where trainer and servers are; None where one of them has no GPU, or the environment of the servers says
     which are theirs."""
     from eagle3.engine.versions import count_gpus
 
     launch, engine, trainer = of(run).launch, of(run).features.engine, run.trainer.keys
-    trains_on_gpu = trainer["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    if engine is None or not (launch.check and trains_on_gpu) or "CUDA_VISIBLE_DEVICES" in (launch.env or {}):
+    if engine is None or not (launch.check and trains_on_gpu(trainer)) or "CUDA_VISIBLE_DEVICES" in (launch.env or {}):
         return None
     return placed(count_gpus(launch), trainer["devices"], engine.servers, launch.tp_size)
 
@@ -209,9 +212,7 @@ def on_own_gpu(run: TrainRun) -> CaptureRun:
     """Let Hugging Face compute on the GPU of this rank."""
     live, trainer = of(run), run.trainer.keys
     listed = listed_devices(trainer["devices"])
-    if live.features.engine or live.target.device != "auto" or trainer["accelerator"] == "cpu":
-        return live
-    if not torch.cuda.is_available():
+    if live.features.engine or live.target.device != "auto" or not trains_on_gpu(trainer):
         return live
     return replace(live, target=replace(live.target, device=f"cuda:{listed[rank()] if listed else rank()}"))
 

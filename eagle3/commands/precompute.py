@@ -293,12 +293,16 @@ def check_servers(run: PrecomputeRun) -> None:
 
 def check_engine(run: CaptureRun, *, servers: int | None, captures: bool = False) -> None:
     """Raise InputError unless launch.python can start its servers on this machine; nodes of a cluster are others."""
+    if run.launch.check and "address" not in run.workers.keys:
+        require_engine(run.launch, servers=servers or 1, captures=captures)
+
+
+def require_engine(launch: LaunchSettings, *, servers: int, captures: bool) -> None:
+    """Raise InputError unless launch.python has an SGLang, with the capture of features if asked for, and the GPUs."""
     from eagle3.engine.versions import count_gpus, find_sglang, require_capture
 
-    if not run.launch.check or "address" in run.workers.keys:
-        return
-    version = find_sglang(run.launch)
-    count_gpus(run.launch, servers=servers or 1)
+    version = find_sglang(launch)
+    count_gpus(launch, servers=servers)
     if captures:
         require_capture(version)
 
@@ -353,13 +357,8 @@ def huggingface_option(auto: Part) -> dict[str, Any]:
 
 def sglang_can(launch: LaunchSettings, what: str, *, tell: Callable[..., None]) -> bool:
     """Return whether launch.python has a GPU and an SGLang that makes `what`: answers or features."""
-    from eagle3.engine.versions import count_gpus, find_sglang, require_capture
-
     try:
-        version = find_sglang(launch)
-        count_gpus(launch)
-        if what == "features":
-            require_capture(version)
+        require_engine(launch, servers=1, captures=what == "features")
     except InputError as obstacle:
         tell("%s by Hugging Face in this process: %s", what, obstacle)
         return False
