@@ -78,7 +78,7 @@ def run_page(page: Path, folder: Path, *, small: bool) -> list[str]:
     for block in blocks(page):
         if block.is_command and not block.needs:
             said.append("")
-            for command in commands(block.text.replace("head -n 80 ", "head -n 30 ")):  # prompts of the tutorial
+            for command in commands(block.text):
                 if small and command in run_already:
                     continue
                 run_already.add(command)

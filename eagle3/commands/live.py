@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from eagle3.commands.precompute import check_engine, check_layers, with_engine_of
+from eagle3.commands.precompute import check_engine, check_layers, read_target, with_engine_of
 from eagle3.errors import InputError
 from eagle3.head_files.record import Origin
 from eagle3.hydra_run import given_keys
@@ -196,12 +196,6 @@ def open_live(run: TrainRun, resumed: Origin | None, held: ExitStack) -> "LiveFe
     if live.features.engine and first:
         tell(servers, opened.extractor, held)  # type: ignore[arg-type]
     return opened
-
-
-def read_target(live: CaptureRun) -> "StoredTarget":
-    from eagle3.target.stored import stored_target
-
-    return stored_target(**vars(live.target))
 
 
 def rank() -> int:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from eagle3.prompts.growing import GrowingSource
     from eagle3.prompts.reading.rendered import TargetMarkers
     from eagle3.target.files import TargetFiles
+    from eagle3.target.stored import StoredTarget
     from eagle3.workers.task import Workers
 
 log = logging.getLogger(__name__)
@@ -151,10 +152,9 @@ class TargetPromptsStage(PromptsStage):
         check_target_prompts(run, target)
 
     def run(self, run: PrecomputeRun, engine: Continued) -> None:
-        from eagle3.target.stored import stored_target
         from eagle3.target_prompts.build import TargetPrompts
 
-        self.prepare(run, TargetPrompts(run, stored_target(**vars(run.target)), engine))
+        self.prepare(run, TargetPrompts(run, read_target(run), engine))
 
 
 class EstimateStage(Stage):
@@ -206,9 +206,8 @@ class AnswersStage(Stage):
 
     def run(self, run: PrecomputeRun, engine: Continued) -> None:
         from eagle3.answers.build import answer
-        from eagle3.target.stored import stored_target
 
-        counts = answer(run, stored_target(**vars(run.target)), engine)
+        counts = answer(run, read_target(run), engine)
         engine.close()
         imported = run.answered_by == "imported"
         limit = "a length limit" if imported else f"sampling.max_new_tokens={run.sampling.max_new_tokens}"
@@ -239,10 +238,9 @@ class FeaturesStage(Stage):
 
     def run(self, run: PrecomputeRun, engine: Continued) -> None:
         from eagle3.features.build import extract
-        from eagle3.target.stored import stored_target
 
         engine.close()  # its servers hold the GPUs
-        store = extract(run, stored_target(**vars(run.target)))
+        store = extract(run, read_target(run))
         log.info(
             "features: %d samples, %d tokens, %d answer tokens, %s in %d shards; left out: %s",
             store.samples, store.tokens, store.answer_tokens, Bar.format_sizeof(store.bytes, "B"),
@@ -267,14 +265,19 @@ def check_ahead(run: PrecomputeRun, stages: Sequence[Stage]) -> None:
     if not any(stage.needs_target for stage in stages):
         return
     from eagle3.adapters.quiet import quiet_libraries
-    from eagle3.target.stored import stored_target
 
     quiet_libraries()
-    target = stored_target(**vars(run.target))
+    target = read_target(run)
     for stage in stages:
         stage.check_target(run, target)
     if Path(target.path).is_dir():  # of the hub, they are fetched when they are needed
         target.tensors.require_files()
+
+
+def read_target(run: CaptureRun) -> "StoredTarget":
+    from eagle3.target.stored import stored_target
+
+    return stored_target(**vars(run.target))
 
 
 def check_servers(run: PrecomputeRun) -> None:
