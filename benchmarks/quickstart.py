@@ -29,15 +29,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "quickstart")
     parser.add_argument("--prompts", type=int, default=2000, help="training prompts")
+    parser.add_argument("--from-target", action="store_true", help="the target writes the training prompts itself")
     parser.add_argument("--held-out", type=int, default=60, help="prompts to decode at the end")
     parser.add_argument("overrides", nargs="*", help="for train.py, e.g. trainer.max_epochs=1")
     options = parser.parse_args()
     out: Path = options.out
     shutil.rmtree(out, ignore_errors=True)
     data, trained, head = out / "data", out / "run", out / "head"
+    prompts = "prompts=from_target" if options.from_target else f"prompts.path={TRAIN}"
     seconds = {}
     seconds["precompute"] = call(
-        "precompute.py", f"target.path={TARGET}", f"prompts.path={TRAIN}", f"out_dir={data}",
+        "precompute.py", f"target.path={TARGET}", prompts, f"out_dir={data}",
         "prompts/privacy=patterns", f"prompts.limit={options.prompts}", "sampling.max_new_tokens=128",
         "answers=huggingface", "answers.batch_size=256", "answers.batch_tokens=65536", "answers.window=4096",
         "features=huggingface", "features.max_length=1024",

@@ -26,6 +26,7 @@ from typing import Any
 import yaml
 from result import ROOT, call, write_result
 
+from eagle3.decoding.paired import mean_of
 from eagle3.draft_shape import Shape
 
 ASSETS = ROOT / "tests" / "assets"
@@ -191,8 +192,6 @@ def summary(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def change(base: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
     """Return the mean change of pairs as a share, with a 95 % interval where there are several."""
-    from eagle3.decoding.seeds import mean_of  # here alone: race.py trains where SciPy is not installed
-
     mean = mean_of([ours / theirs - 1 for theirs, ours in zip(base, other, strict=True)])
     return {"accept_length_change": mean.value, "interval": None if mean.low is None else [mean.low, mean.high]}
 

@@ -14,7 +14,15 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from eagle3 import interrupts
-from eagle3.adapters.hydra import HYDRA, NOT_A_NAME, HydraConfig, HydraException, in_sweep, skip_list_of_groups
+from eagle3.adapters.hydra import (
+    HYDRA,
+    NO_SLURM,
+    NOT_A_NAME,
+    HydraConfig,
+    HydraException,
+    in_sweep,
+    skip_list_of_groups,
+)
 from eagle3.errors import InputError, Interrupted
 from eagle3.home import expand_option
 from eagle3.hydra_run import output_dir, own_config_dirs
@@ -46,14 +54,15 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
             exit_with("interrupted", interrupts.STATUS)
         except Exception as error:
             message = message_for_user(error) or added_key(error, HydraConfig.get().overrides.task)
+            if message is None:
+                report_bug()
             if in_sweep():
-                if message is None:
-                    traceback.print_exc()
                 report(message or f"{type(error).__name__}: {error}")
                 failed_jobs.append(output_dir())
                 return failed_score(OmegaConf.select(config, "callbacks.best.mode"))
-            if message is None:
-                raise
+            if message is None:  # if raised, Hydra would print all overrides, secrets too
+                interrupts.end_silently()
+                sys.exit(1)
             exit_with(message, 1)
 
     return run
@@ -102,6 +111,14 @@ def start(main: Callable[[], Any]) -> None:
         if not NOT_A_NAME.match(str(error)):
             raise
         exit_with(unnamed_option(), 1)
+    except RuntimeError as error:
+        if not NO_SLURM.search(str(error)):
+            raise
+        exit_with(
+            "hydra/launcher=submitit_slurm: this machine has no srun; run the command where SLURM takes jobs, or take "
+            "hydra/launcher=submitit_local",
+            1,
+        )
     finally:
         interrupts.end_silently()
 
@@ -110,6 +127,12 @@ def exit_with(message: str, status: int) -> NoReturn:
     interrupts.end_silently()
     report(message)
     sys.exit(status)
+
+
+def report_bug() -> None:
+    """Print the traceback of the exception that is being handled, without secrets."""
+    close_bars()
+    print(public(traceback.format_exc()), end="", file=sys.stderr, flush=True)
 
 
 def report(message: str) -> None:

@@ -51,7 +51,8 @@ def message_for_user(error: Exception) -> str | None:
         return str(error)
     if getattr(error, "errno", None) == errno.EDQUOT or "No space left on device" in str(error):  # not only OSErrors
         place = getattr(error, "filename", None) or "the output folder"
-        return f"no space left on the disk of {place}; make room and run the same command again"
+        again = "run the same command again, train.py with ckpt_path=auto"
+        return f"no space left on the disk of {place}; make room and {again}"
     if isinstance(error, OSError) and error.filename is not None:
         advice = "the file system reported an error; run again, or use a folder on another file system"
         if error.errno in WRONG_PATH:
@@ -121,11 +122,11 @@ def no_option(group: str, name: str, options: Sequence[str]) -> str:
 
 
 def unnamed_option() -> str:
-    """Say which group is given a number, true, false or null: Hydra only names the type."""
+    """Say which group is given a number (nan is one), true, false or null: Hydra only names the type."""
     for word in sys.argv[1:]:
         group, _, value = word.lstrip("+~").partition("=")
         options = sorted(path.stem for path in (Path(CONF) / group).glob("*.yaml"))
-        if group and options and re.fullmatch(r"null|true|false|[-+.\d].*", value, re.IGNORECASE):
+        if group and options and re.fullmatch(r"null|true|false|nan|inf|[-+.\d].*", value, re.IGNORECASE):
             return no_option(group, value, options)
     return "a group of options is given a number, true, false or null; give it the name of an option"
 

@@ -111,5 +111,5 @@ class JsonLines(logging.Formatter):
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = record.exc_text or self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)

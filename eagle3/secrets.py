@@ -84,9 +84,12 @@ class HideSecrets(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = public(record.getMessage()), None
+        if record.exc_info:
+            record.exc_text = public(TRACEBACK.formatException(record.exc_info))
         return True
 
 
+TRACEBACK = logging.Formatter()
 HIDE = HideSecrets()  # one, which a handler takes once
 
 

@@ -28,9 +28,7 @@ torch.set_num_threads(1)
 LONG = (
     "test_cli.py", "test_pages.py", "training/test_training.py", "workers/test_cluster.py", "training/test_sweep.py",
     "features/test_served.py", "test_kills.py", "test_notebook.py", "training/test_ddp.py", "data/test_ranks.py",
-    "training/test_loggers.py", "head/test_own_kind.py", "serving/server/test_launch.py", "serving/bench/test_run.py",
-    "serving/compare/test_sweep.py", "test_install.py", "serving/compare/test_measure.py",
-    "serving/tune/test_timing.py", "test_numbers.py",
+    "training/test_loggers.py", "head/test_own_kind.py", "test_install.py", "test_numbers.py",
 )  # fmt: skip
 
 

@@ -14,10 +14,9 @@ from eagle3.head.batch import TttBatch
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.chunked_loss import ChunkedLoss
 from eagle3.head.fast.flash_attention import FlashAttention
-from eagle3.head.fast.flash_kernels import FlashAttnPackage, TorchFlash
+from eagle3.head.fast.flash_kernels import FlashAttnPackage, TorchFlash, VarlenKernel
 from eagle3.head.fast.fused_layer import FusedLayer
 from eagle3.head.fast.products import Products
-from eagle3.head.fast.varlen_kernel import VarlenKernel
 from eagle3.head.kernels import kernel_backend
 from eagle3.head.layer import MakeLayer, PlainLayer
 from eagle3.head.loss import ComputeLoss, UnrollLoss, plain_loss

@@ -8,7 +8,10 @@ from typing import Any
 from omegaconf import OmegaConf
 from scripts import composed
 
+from eagle3.prompts import Prompt, Refused, plain_source
 from eagle3.prompts.reading.conversation import conversation
+from eagle3.prompts.reading.formats import BLANK, chunk_rows, cut
+from eagle3.prompts.reading.rows import read_prompt
 from eagle3.prompts.reading.shapes import Layout, shape_of
 from eagle3.prompts.rules import Rules
 from eagle3.prompts.stage import prepare_prompts
@@ -35,6 +38,13 @@ def chat(*texts: str, **fields: Any) -> dict:
 def messages_of(row: dict, *, keep_answers: bool, shape: Layout | None = None) -> list[dict]:
     """The conversation of a row as the stage reads it."""
     return conversation((shape or shape_of(None, None)).read(row), keep_answers=keep_answers)
+
+
+def read_file(path: Path | str, *, chunk_bytes: int = 100) -> list[Prompt | Refused]:
+    """The rows of a file, read in chunks as the stage reads them, without its checks."""
+    source = plain_source("prompts", str(path), split="train")
+    rows = [row for chunk in cut(str(path), chunk_bytes) for _, row in chunk_rows(chunk, source.shape)]
+    return [read_prompt(row, source, keep_answers=False) for row in rows if row is not BLANK]
 
 
 def users(*texts: str) -> list[dict]:
@@ -71,15 +81,20 @@ def prepared(out_dir: Path, *, keep_answers: bool = False, **config: Any) -> dic
 
 
 class Prepare:
-    """Calls the stage on rows or on what `config` names, and reads what it wrote."""
+    """Calls the stage on rows or on what `config` names, and reads what it wrote.
 
-    def __init__(self, root: Path):
+    near: whether near duplicates are looked for, which takes longer than all the rest.
+    """
+
+    def __init__(self, root: Path, *, near: bool = False):
         self.root, self.out_dir, self.folder = root, root / "out", root / "out" / "prompts"
+        self.near = near
         root.mkdir(exist_ok=True)
 
     def __call__(self, rows: list | None = None, **config: Any) -> dict:
         if rows is not None:
             config["path"] = str(write(self.root / "chats.jsonl", rows))
+        config["duplicates"] = {"near": self.near} | config.get("duplicates", {})
         return prepared(self.out_dir, **config)
 
     def again(self, **config: Any) -> dict:

@@ -1,8 +1,8 @@
 """An HTTP server that speaks SGLang's protocol and decodes with our own Speculator: what clients are tested against.
 
 It shows nothing about SGLang itself. As a process it takes SGLang's flags; FAULT in its environment plans its end:
-"start" (before it listens), a number (with that answer), "stubborn" (SIGTERM is ignored). With one of WITHOUT_MODEL it
-loads nothing, which takes seconds, and answers every prompt with one token.
+"start" (before it listens), a number (with that answer), "stubborn" (SIGTERM is ignored). With a word of WITHOUT_MODEL
+it loads nothing, which takes seconds, and its answers are `scripted`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 from aiohttp import web
 
 VERSION = "0.5.17"
-WITHOUT_MODEL = ("stubborn", "static", "one token")
+WITHOUT_MODEL = {"stubborn", "static", "scripted"}
 FAILURE = """\
 [2026-01-01 00:00:01] Using default HuggingFace chat template
 [2026-01-01 00:00:02 TP0] Scheduler hit an exception: Traceback (most recent call last):
@@ -35,9 +35,10 @@ def main() -> None:
     if fault == "start":
         sys.exit(FAILURE)
     arguments = parsed(sys.argv[1:])
-    model, tokenizer = (one_token, None) if fault in WITHOUT_MODEL else loaded(arguments)
-    died = int(fault) if fault.isdigit() else None
-    server = ProtocolServer(model, vars(arguments), die_at=died, tokenizer=tokenizer)
+    words = fault.split()
+    model, tokenizer = (scripted(arguments), None) if WITHOUT_MODEL & {*words} else loaded(arguments)
+    die_at = next((int(word) for word in words if word.isdigit()), None)
+    server = ProtocolServer(model, vars(arguments), die_at=die_at, tokenizer=tokenizer)
     if arguments.forward_hooks:
         from standin_engine import StandInEngine
 
@@ -46,7 +47,6 @@ def main() -> None:
             json.loads(arguments.forward_hooks),
             arguments.chunked_prefill_size,
             outputs=arguments.return_aux_hidden_state_layer_ids,
-            shift=int(os.environ.get("SHIFT", "0")),
         )
     print("[2026-01-01 00:00:02] The server is fired up and ready to roll!", flush=True)
     if fault == "stubborn":
@@ -84,8 +84,11 @@ def parsed(words: list[str]) -> argparse.Namespace:
 Decode = Callable[[list[int], dict[str, Any]], dict[str, Any]]
 
 
-def one_token(prompt_ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
-    return {"output_ids": [0], "finish": "length", "spec": {}}
+def scripted(arguments: argparse.Namespace) -> Decode:
+    """Four tokens to every prompt; with a head, the last three come from one verification."""
+    spec = {"spec_verify_ct": 1, "spec_num_correct_drafts": 2, "spec_correct_drafts_histogram": [0, 0, 1]}
+    answer = {"output_ids": [5, 6, 7, 8], "finish": "length"}
+    return lambda prompt_ids, sampling: answer | {"spec": spec if arguments.speculative_draft_model_path else {}}
 
 
 def loaded(arguments: argparse.Namespace) -> tuple[Decode, Any]:

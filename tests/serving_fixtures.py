@@ -1,12 +1,10 @@
-"""What the tests of serving share: an interpreter that finds protocol_server.py under SGLang's name, and serve.py as a
-command that uses it."""
+"""What the tests of serving share: an interpreter that finds protocol_server.py under SGLang's name, and settings that
+use it."""
 
 import asyncio
-import os
 import socket
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -16,7 +14,6 @@ from typing import Any
 
 from aiohttp import web
 from protocol_server import ProtocolServer
-from scripts import Script
 
 from eagle3.compose import compose_run
 from eagle3.settings.engine import LaunchSettings
@@ -103,29 +100,3 @@ def serving(server: ProtocolServer) -> Iterator[str]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-
-
-class Command:
-    """serve.py in a process of its own, with the protocol server in SGLang's place."""
-
-    def __init__(self, folder: Path, *arguments: str, fault: str = "") -> None:
-        variables = ",".join(f"{name}:'{value}'" for name, value in environment(sglang_site(folder), fault).items())
-        self.port = free_port()
-        self.out = folder / "out"
-        own = [f"launch.port={self.port}", f"launch.env={{{variables}}}", f"hydra.run.dir={self.out}"]
-        self.errors = folder / "stderr"
-        reading, writing = os.pipe()
-        self.stdout = os.fdopen(reading)
-        with self.errors.open("w") as file, os.fdopen(writing, "w") as said:
-            self.process = Script("serve", *arguments, "launch.check=false", *own, stdout=said, stderr=file)
-
-    def end(self, number: int) -> int:
-        self.process.send_signal(number)
-        return self.process.wait()
-
-    def listens(self) -> bool:
-        try:
-            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://127.0.0.1:{self.port}/health")
-        except OSError:
-            return False
-        return True

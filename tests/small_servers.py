@@ -4,7 +4,7 @@ from functools import cache
 from typing import Any
 
 from exported_head import tiny_chat
-from fitted_head import LAYERS, NEW_TOKENS, PROMPT, TREE, fitted_head, small_target
+from fitted_head import LAYERS, PROMPT, TREE, fitted_head, small_target
 from protocol_server import ProtocolServer, plain, speculative
 from serving_fixtures import bench_settings
 
@@ -13,6 +13,7 @@ from eagle3.serving.check.turns import Turn
 from eagle3.serving.server.load import LoadResult, measure_load
 
 PROMPTS = [PROMPT[:length] for length in range(5, 13)]
+NEW_TOKENS = 8
 GREEDY = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS}
 FACTS = {"command": "serve.py action=bench", "machine": {"gpus": ["a GPU"]}}
 

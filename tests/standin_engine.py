@@ -52,14 +52,12 @@ class Wrapper(nn.Module):
 
 
 class StandInEngine:
-    """Runs prompts in chunks of `chunk` tokens. `shift` is a fault: hooks get the states of another layer.
+    """Runs prompts in chunks of `chunk` tokens.
 
     `outputs` are the layers whose outputs go to the logits processor, None before SGLang 0.5.23."""
 
-    def __init__(
-        self, target: Target, hooks: list[dict[str, Any]], chunk: int, *, outputs: list[int] | None, shift: int = 0
-    ) -> None:
-        self.target, self.chunk, self.outputs, self.shift = target, chunk, outputs, shift
+    def __init__(self, target: Target, hooks: list[dict[str, Any]], chunk: int, *, outputs: list[int] | None) -> None:
+        self.target, self.chunk, self.outputs = target, chunk, outputs
         self.head = SimpleNamespace(weight=target.lm_head)
         self.model = Wrapper(len(target.layers))
         for spec in hooks:
@@ -98,7 +96,7 @@ class StandInEngine:
         )
         positions = torch.arange(FOREIGN + rows)
         after = [
-            torch.cat([foreign, states[min(number + 1 + self.shift, len(states) - 2)][begin:end]])
+            torch.cat([foreign, states[min(number + 1, len(states) - 2)][begin:end]])
             for number in range(len(self.model.language_model.layers))
         ]  # the residual stream after each layer
         arguments: list[Any] = [positions, torch.cat([foreign, last[begin:end]]), self.head, batch]

@@ -306,6 +306,12 @@ def test_what_fails_before_the_task_is_one_line_too(tmp_path: Path) -> None:
     assert done.returncode == 1 and done.stderr.startswith(f"error: {log}: Is a directory; give a path"), done.stderr
 
 
+def test_after_a_full_disk_a_training_is_resumed() -> None:
+    line = message_for_user(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "RUN/checkpoints/last.ckpt"))
+    assert line is not None and line.startswith("no space left on the disk of RUN/checkpoints/last.ckpt; make room")
+    assert line.endswith("train.py with ckpt_path=auto")  # the same command alone refuses its own checkpoints
+
+
 @pytest.mark.parametrize(
     ("error", "advice"),
     [

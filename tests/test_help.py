@@ -146,7 +146,9 @@ def test_the_name_of_a_model_finds_its_option_in_any_case(monkeypatch: pytest.Mo
     assert "(did you mean qwen3_8b?); the folder or Hugging Face id of a model is target.path=Qwen3-8B" in line
 
 
-@pytest.mark.parametrize("override", ["trainer=8", "trainer=null", "trainer=true", "+trainer=8", "~trainer=8"])
+@pytest.mark.parametrize(
+    "override", ["trainer=8", "trainer=nan", "trainer=null", "trainer=true", "+trainer=8", "~trainer=8"]
+)
 def test_a_number_for_the_name_of_an_option_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], override: str
 ) -> None:

@@ -25,7 +25,7 @@ from eagle3.prompts import LIBRARIES, plain_source
 # What may import the packages of an extra; all other code does without.
 NEEDS_EXTRA = {
     "prompts": ("eagle3/prompts",),
-    "bench": ("eagle3/decoding/seeds.py", "eagle3/serving/bench", "eagle3/serving/tune", "eagle3/training/curves.py"),
+    "bench": ("eagle3/decoding/paired.py", "eagle3/training/curves.py"),
     "objects": ("eagle3/storage/object_store.py",),
 }  # fmt: skip
 # Imported where they are used, after a look whether they are there.

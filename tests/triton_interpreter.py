@@ -1,10 +1,14 @@
 """Triton's kernels without a GPU, where Triton is installed."""
 
+import atexit
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
+from traceback import format_exc
 from typing import Any
 
 import pytest
@@ -12,12 +16,27 @@ import pytest
 needs_triton = pytest.mark.skipif(not find_spec("triton"), reason="Triton comes with PyTorch's CUDA builds")
 
 
-def run_in_interpreter(code: str) -> None:
-    """In a process of its own: the variable counts when kernels are imported. Modules of the tests can be imported."""
+@cache
+def interpreter() -> subprocess.Popen[str]:
+    """A process of its own, for all tests: the variable counts when Triton is imported, which takes seconds."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", f"import triton_interpreter; triton_interpreter.patch(); {code}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    started = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    atexit.register(started.communicate)  # the end of its input is its end
+    return started
+
+
+def serve() -> None:
+    """Call the functions that lines of stdin name, and answer each with ok or a traceback."""
+    patch()
+    for line in sys.stdin:
+        module, name = line.split()
+        try:
+            getattr(import_module(module), name)("cpu")
+            print("ok", flush=True)
+        except Exception:
+            print(repr(format_exc()), flush=True)
 
 
 def in_triton(check: Callable[[str], None]) -> Callable[[str], None]:
@@ -29,7 +48,10 @@ def in_triton(check: Callable[[str], None]) -> Callable[[str], None]:
     def test(device: str) -> None:
         if device == "cuda":
             return check(device)
-        return run_in_interpreter(f"from {check.__module__} import {check.__name__} as check; check('cpu')")
+        process = interpreter()
+        process.stdin.write(f"{check.__module__} {check.__name__}\n")
+        process.stdin.flush()
+        assert (said := process.stdout.readline().strip()) == "ok", said
 
     return test
 
@@ -54,3 +76,7 @@ def patch() -> None:
 
     interpreter._patch_lang_tensor = patch_index
     interpreter.InterpreterBuilder.create_splat = splat_bool
+
+
+if __name__ == "__main__":
+    serve()

@@ -17,6 +17,7 @@ LIGHTNING = Library(
     parts=(
         "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop._broadcast_sigterm_tensor",
         "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop._should_check_val_epoch",
+        "lightning.pytorch.loops.fit_loop:_FitLoop._iteration_based_training",
         "lightning.pytorch.callbacks:TQDMProgressBar._should_update(current)",
         "lightning.pytorch.callbacks:TQDMProgressBar._should_update(total)",
         "lightning.pytorch.loggers.csv_logs:ExperimentWriter(log_dir)",
@@ -50,6 +51,13 @@ def require_lightning(trainer: lightning.Trainer) -> None:
 def skip_sigterm_broadcast(trainer: lightning.Trainer) -> None:
     """Leave out Lightning's own question to the first rank, for which every rank's host waits before every step."""
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+def resume_after_finished_epochs(trainer: lightning.Trainer) -> None:
+    """Let a training with max_steps that was saved at the end of an epoch resume with the next one, as others do.
+
+    Lightning would go through the finished epoch once more, without a batch, and count it and a step that is logged."""
+    trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
 
 
 def skip_needless_moves() -> None:

@@ -11,12 +11,13 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from eagle3.answers.answerer import Answerer, Answering
-from eagle3.answers.chat import Chat, require_bounded_template
+from eagle3.answers.chat import QUESTION, Chat, RefusedConversation, common_start, require_bounded_template
 from eagle3.answers.imported import ImportedAnswers, imported_rows
 from eagle3.answers.store import AnswerCounts, AnswerStore, MadeWith
 from eagle3.engine.endpoint import ENDPOINTS
 from eagle3.engine.local_servers import for_worker
 from eagle3.errors import InputError
+from eagle3.prompts.reading.rendered import TargetMarkers
 from eagle3.settings.precomputing import CaptureRun, ChatSettings, PrecomputeRun, Sampling, ServedSettings
 from eagle3.target.capture import read_logit_transform
 from eagle3.target.facts import context_length
@@ -78,6 +79,16 @@ def prompts_ahead(run: PrecomputeRun) -> int:
 def build_chat(settings: ChatSettings, target: Target | TargetFiles) -> Chat:
     require_bounded_template(target.tokenizer, settings)
     return Chat(target.tokenizer, settings, stop_ids=target.stop_ids, rows=target.text_config.vocab_size)
+
+
+def target_markers(chat: Chat) -> TargetMarkers:
+    """Return what the target's template and tokenizer write between turns, to recognise rendered conversations."""
+    try:  # between a question and its answer, as far as generating one and rendering one agree
+        rendered = chat.render([QUESTION], add_generation_prompt=True), chat.around_answer([QUESTION])[0]
+        between = common_start(*(text.partition(QUESTION["content"])[2] for text in rendered)).strip()
+    except RefusedConversation:
+        between = ""
+    return TargetMarkers(between, frozenset(chat.tokenizer.convert_ids_to_tokens(sorted(chat.control_ids))))
 
 
 def checked_target(run: CaptureRun) -> Target:

@@ -112,16 +112,7 @@ def seal_of(path: Path) -> FileSeal:
 
 
 def read_rows(folder: Path) -> Iterator[AnsweredRow]:
-    return (row for row, _ in rows_and_ends(folder))
-
-
-def rows_and_ends(folder: Path) -> Iterator[tuple[AnsweredRow, int]]:
-    """Yield the rows and where the line of each ends in answers.jsonl; it begins where the one before ends."""
-    return _lines_and_ends(folder / ANSWERS, AnsweredRow)
-
-
-def parse_row(line: bytes, *, source: str) -> AnsweredRow:
-    return _parsed(line, AnsweredRow, source=source, remedy="bring it back as it was")
+    return (row for row, _ in _lines_and_ends(folder / ANSWERS, AnsweredRow))
 
 
 def _lines_and_ends(path: Path, kind: type[AnyRecord]) -> Iterator[tuple[AnyRecord, int]]:
@@ -132,11 +123,9 @@ def _lines_and_ends(path: Path, kind: type[AnyRecord]) -> Iterator[tuple[AnyReco
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
                 end += len(line)
-                yield _parsed(line, kind, source=f"{path} line {number}", remedy=remedy), end
-
-
-def _parsed(line: bytes, kind: type[AnyRecord], *, source: str, remedy: str) -> AnyRecord:
-    return parse_record(unseal(line, source=source, remedy=remedy), kind, source=source, remedy=remedy)
+                source = f"{path} line {number}"
+                content = unseal(line, source=source, remedy=remedy)
+                yield parse_record(content, kind, source=source, remedy=remedy), end
 
 
 def require_prompts_whole(prompts: Path, sha256: str) -> None:

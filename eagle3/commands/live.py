@@ -4,13 +4,14 @@ import logging
 import os
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
+from eagle3.answers.store import ANSWERS, read_answers
 from eagle3.commands.precompute import check_engine, check_layers, read_target, with_engine_of
 from eagle3.errors import InputError
 from eagle3.head_files.record import Origin
@@ -18,14 +19,16 @@ from eagle3.hydra_run import given_keys
 from eagle3.settings.precomputing import CaptureRun
 from eagle3.settings.training import DataSettings, TrainRun
 from eagle3.storage.files import read_json, write_json
+from eagle3.workers.task import WorkerId
 
 if TYPE_CHECKING:
     from eagle3.features.live import LiveFeatures
-    from eagle3.features.served import RunningServers, ServedExtractor
+    from eagle3.features.served import RunningServers
     from eagle3.target.stored import StoredTarget
 
 log = logging.getLogger(__name__)
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 SERVERS = "servers.json"  # in the folder of the run: what its first rank has started
 POLL_S = 0.2
 PASSES_CACHED = 4  # forward passes whose keys and values a server holds that shares a GPU
@@ -35,16 +38,17 @@ UNREAD = ("features.path", "features.shard_mb", "data.cache_dir", "data.cache_gb
 
 def with_choices(run: TrainRun) -> TrainRun:
     """Return a training with data=live as it runs: its target, its engine, and the GPUs of each."""
-    live = of(run)
     for key in set(given_keys()).intersection(UNREAD):
         log.warning("%s has no effect with data=live, which stores nothing; leave it out", key)
-    folder = answers_folder(run)
-    run = replace(run, target=live.target if live.target.path else target_of_answers(live, folder))
+    folder, live = answers_folder(run), of(run)
+    if live.target.path is None:
+        named = read_answers(folder).target
+        run = replace(run, target=replace(live.target, path=named.name, revision=named.revision))
     run = replace(run, features=with_engine_of(live, tell=log.info))
-    if run.features and run.features.engine:
-        check_engine(of(run), servers=run.features.engine.servers, captures=True)
-        run = on_gpus(run)
-    return run
+    if (engine := of(run).features.engine) is None:
+        return run
+    check_engine(of(run), servers=engine.servers, captures=True)
+    return on_gpus(run)
 
 
 def of(run: TrainRun) -> CaptureRun:
@@ -56,49 +60,31 @@ def answers_folder(run: TrainRun) -> Path:
     path = run.data.read(DataSettings).path
     if not isinstance(path, str):
         raise InputError(f"data.path={path}: data=live takes one folder of answers; give data.path=DIR/answers")
-    if not Path(path, "answers.jsonl").is_file():
+    if not Path(path, ANSWERS).is_file():
         raise InputError(
-            f"data.path={path} has no answers.jsonl, of which data=live makes features; give data.path=DIR/answers, or "
+            f"data.path={path} has no {ANSWERS}, of which data=live makes features; give data.path=DIR/answers, or "
             f"leave out data=live to train on a store"
         )
     return Path(path)
 
 
-def target_of_answers(live: CaptureRun, folder: Path) -> Any:
-    from eagle3.answers.store import read_answers
-
-    target = read_answers(folder).target
-    return replace(live.target, path=target.name, revision=target.revision)
-
-
 # --- GPUs ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Placement:
-    """How many GPUs train, counted from the first; how many servers there are, and the first GPU of theirs."""
+def placed(gpus: int, devices: Any, servers: int | None, tp_size: int) -> tuple[int, int, int]:
+    """Return how many GPUs train, counted from the first; how many servers there are, and the first GPU of theirs.
 
-    trainers: int
-    servers: int
-    first_gpu: int
-
-    @property
-    def shared(self) -> bool:
-        return self.first_gpu == 0
-
-
-def placed(gpus: int, devices: Any, servers: int | None, tp_size: int) -> Placement:
-    """Give the trainer the first GPUs and servers the others: half each where nothing says how many. Where all train,
-    as the only one does, they share."""
+    Servers have the GPUs after the trainer's, half where nothing says how many. Where all train, as the only one does,
+    they share."""
     least, listed = (servers or 1) * tp_size, listed_devices(devices)
     if listed is None:
         trainers = gpus - least if servers else min(gpus - least, gpus // 2)
         listed = [*range(trainers if trainers > 0 else gpus)]
     first = max(listed) + 1
     if gpus - first >= least:
-        return Placement(len(listed), servers or (gpus - first) // tp_size, first)
+        return len(listed), servers or (gpus - first) // tp_size, first
     if gpus == first and gpus >= least:
-        return Placement(len(listed), servers or gpus // tp_size, 0)
+        return len(listed), servers or gpus // tp_size, 0
     raise InputError(
         f"trainer.devices={devices} and features.engine.servers={servers or 1} with launch.tp_size={tp_size} do not "
         f"fit the {gpus} GPUs of this machine: servers have those after the trainer's last one, or the same if all of "
@@ -119,35 +105,27 @@ def trains_on_gpu(trainer: dict[str, Any]) -> bool:
     return trainer["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
 
 
-def placement(run: TrainRun) -> Placement | None:
-    """Return where trainer and servers are; None where one of them has no GPU, or the environment of the servers says
-    which are theirs."""
+def on_gpus(run: TrainRun) -> TrainRun:
+    """Give trainer and servers their GPUs, unless one of them has none or launch.env says which are the servers'."""
     from eagle3.engine.versions import count_gpus
 
-    launch, engine, trainer = of(run).launch, of(run).features.engine, run.trainer.keys
-    if engine is None or not (launch.check and trains_on_gpu(trainer)) or "CUDA_VISIBLE_DEVICES" in (launch.env or {}):
-        return None
-    return placed(count_gpus(launch), trainer["devices"], engine.servers, launch.tp_size)
-
-
-def on_gpus(run: TrainRun) -> TrainRun:
-    place, live = placement(run), of(run)
-    if place is None or live.features.engine is None:
+    live, devices = of(run), run.trainer.keys["devices"]
+    launch, engine = live.launch, live.features.engine
+    if engine is None or not (launch.check and trains_on_gpu(run.trainer.keys)) or VISIBLE in (launch.env or {}):
         return run
-    log.info("data=live: %d GPUs train, %d SGLang servers from GPU %d on%s", place.trainers, place.servers,
-             place.first_gpu, ", which they share" if place.shared else "")  # fmt: skip
-    engine = replace(live.features.engine, servers=place.servers)
-    if listed_devices(run.trainer.keys["devices"]) is None:
-        run = replace(run, trainer=run.trainer.with_keys(devices=place.trainers))
-    launch = live.launch
-    if place.shared and launch.mem_fraction_static is None:
+    trainers, servers, first = placed(gpus := count_gpus(launch), devices, engine.servers, launch.tp_size)
+    log.info("data=live: %d GPUs train, %d SGLang servers from GPU %d on", trainers, servers, first)
+    if first:
+        visible = os.environ.get(VISIBLE) or ",".join(map(str, range(gpus)))
+        own = ",".join(visible.split(",")[first:])
+        launch = replace(launch, env={**(launch.env or {}), VISIBLE: own})
+    elif launch.mem_fraction_static is None:
         launch = replace(launch, mem_fraction_static=share_of_memory(live, read_target(live)))
-        log.info(
-            "launch.mem_fraction_static=%.2f: weights, and the cache of %d forward passes of features.batch_tokens=%d; "
-            "the trainer has the rest",
-            launch.mem_fraction_static, PASSES_CACHED, live.features.batch_tokens,
-        )  # fmt: skip
-    return replace(run, features=replace(live.features, engine=engine), launch=launch)
+        log.info("launch.mem_fraction_static=%.2f: weights, and the cache of %d forward passes; the trainer has the "
+                 "rest", launch.mem_fraction_static, PASSES_CACHED)  # fmt: skip
+    if listed_devices(devices) is None:
+        run = replace(run, trainer=run.trainer.with_keys(devices=trainers))
+    return replace(run, features=replace(live.features, engine=replace(engine, servers=servers)), launch=launch)
 
 
 def share_of_memory(live: CaptureRun, target: "StoredTarget", total: int | None = None) -> float:
@@ -169,9 +147,8 @@ def share_of_memory(live: CaptureRun, target: "StoredTarget", total: int | None 
 
 
 def open_live(run: TrainRun, resumed: Origin | None, held: ExitStack) -> "LiveFeatures":
-    """Open the source of this rank; `held` ends what it needs."""
+    """Open the source of this rank; `held` ends what it needs. The first rank starts the servers of all."""
     from eagle3.features.build import build_extractor, feature_settings
-    from eagle3.workers.task import WorkerId
 
     live, target, folder = on_own_gpu(run), read_target(of(run)), answers_folder(run)
     check_layers(live, target)
@@ -186,15 +163,14 @@ def open_live(run: TrainRun, resumed: Origin | None, held: ExitStack) -> "LiveFe
         )
     log.info("%s: %d samples, %d tokens; left out: %s", folder, len(opened.samples), opened.samples.tokens.sum(),
              dict(opened.left_out) or "none")  # fmt: skip
-    servers, first = Path(run.run_dir, SERVERS), rank() == 0
-    running = wait_for(servers, live.launch.start_timeout_s) if live.features.engine and not first else None
-    place, logs = placement(run), Path(run.run_dir, "logs")
-    first_gpu = place.first_gpu if place else 0
-    made_by = build_extractor(live, target, logs, WorkerId(), running=running, first_gpu=first_gpu)
+    told, asks = Path(run.run_dir, SERVERS), bool(live.features.engine and rank())
+    running = running_servers(told, live.launch.start_timeout_s) if asks else None
+    made_by = build_extractor(live, target, Path(run.run_dir, "logs"), WorkerId(), running=running)
     opened.extractor = held.enter_context(made_by)
     held.callback(opened.close)
-    if live.features.engine and first:
-        tell(servers, opened.extractor, held)  # type: ignore[arg-type]
+    if live.features.engine and not asks:
+        write_json(told, {"pid": os.getpid(), **asdict(opened.extractor.running)})  # type: ignore[attr-defined]
+        held.callback(told.unlink, missing_ok=True)
     return opened
 
 
@@ -205,19 +181,13 @@ def rank() -> int:
 def on_own_gpu(run: TrainRun) -> CaptureRun:
     """Let Hugging Face compute on the GPU of this rank."""
     live, trainer = of(run), run.trainer.keys
-    listed = listed_devices(trainer["devices"])
     if live.features.engine or live.target.device != "auto" or not trains_on_gpu(trainer):
         return live
-    return replace(live, target=replace(live.target, device=f"cuda:{listed[rank()] if listed else rank()}"))
+    gpu = (listed_devices(trainer["devices"]) or range(rank() + 1))[rank()]
+    return replace(live, target=replace(live.target, device=f"cuda:{gpu}"))
 
 
-def tell(path: Path, extractor: "ServedExtractor", held: ExitStack) -> None:
-    """Tell the other ranks of this host which servers there are."""
-    write_json(path, {"pid": os.getpid(), **asdict(extractor.running)})
-    held.callback(path.unlink, missing_ok=True)
-
-
-def wait_for(path: Path, seconds: float) -> "RunningServers":
+def running_servers(path: Path, seconds: float) -> "RunningServers":
     """Wait for the servers of the first rank; a file that a killed run has left is none."""
     from eagle3.features.served import RunningServers
     from eagle3.target.facts import LogitTransform
@@ -227,7 +197,6 @@ def wait_for(path: Path, seconds: float) -> "RunningServers":
         with suppress(InputError, ProcessLookupError):
             told = read_json(path, made_by="train.py")
             os.kill(told["pid"], 0)
-            servers = [(url, folder) for url, folder in told["servers"]]
-            return RunningServers(servers, LogitTransform(**told["logit_transform"]))
+            return RunningServers(told["servers"], LogitTransform(**told["logit_transform"]))
         time.sleep(POLL_S)
     raise InputError(f"launch.start_timeout_s={seconds:g}: the first rank has not started any server; see its messages")

@@ -28,8 +28,8 @@ from eagle3.storage.lock import hold
 from eagle3.workers.continued import Continued
 
 if TYPE_CHECKING:
-    from eagle3.prompts.growing import GrowingSource
     from eagle3.prompts.reading.rendered import TargetMarkers
+    from eagle3.prompts.stage import GrowingSource
     from eagle3.target.files import TargetFiles
     from eagle3.target.stored import StoredTarget
     from eagle3.workers.task import Workers
@@ -130,8 +130,7 @@ class PromptsStage(Stage):
         prepare_prompts(run.prompts, rules, keep_answers=keep_answers, out_dir=run.folder, growing=growing)
 
     def _markers(self, run: PrecomputeRun) -> "TargetMarkers":
-        from eagle3.answers.build import build_chat
-        from eagle3.answers.markers import target_markers
+        from eagle3.answers.build import build_chat, target_markers
         from eagle3.target.files import read_target_files
 
         return target_markers(build_chat(run.chat, read_target_files(**vars(run.target))))

@@ -25,9 +25,10 @@ from eagle3.home import pasted
 from eagle3.hydra_run import given_keys, output_dir
 from eagle3.progress import duration
 from eagle3.provenance import result_facts
+from eagle3.serving.bench.loads import BenchPlan
+from eagle3.serving.bench.run import bench, prompt_sets
 from eagle3.serving.check.accept_length import Measurer
-from eagle3.serving.check.checks import check_head
-from eagle3.serving.check.fresh import write_checked
+from eagle3.serving.check.checks import check_head, write_checked
 from eagle3.serving.check.origin import warn_of_precision
 from eagle3.serving.check.prompts import (
     Conversations,
@@ -43,8 +44,8 @@ from eagle3.serving.head import export
 from eagle3.serving.publish.folder import WRITTEN, publish, require_exported
 from eagle3.serving.server.launch import launch
 from eagle3.serving.show.page import show
+from eagle3.serving.tune.run import tune
 from eagle3.settings.serving import (
-    AnswerSettings,
     BenchRun,
     CheckRun,
     Common,
@@ -103,8 +104,8 @@ def export_head(run: ExportRun) -> None:
     trained = export.read_trained(export.find_checkpoint(run=run.run, checkpoint=run.checkpoint))
     context = trained.target_config.max_position_embeddings
     longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=run.steps)
-    measurer, draft = partial(exports_measurer, run, trained), partial(build_draft, run)
-    write_checked(trained, head, measurer=measurer, draft=draft, conclude=partial(conclude, run=run))
+    measurer = partial(exports_measurer, run, trained)
+    write_checked(trained, head, build_draft(run, None), measurer=measurer, conclude=partial(conclude, run=run))
 
 
 def require_findings_apart(findings: str | None, head: Path) -> None:
@@ -149,14 +150,13 @@ def show_rounds(run: ShowRun) -> None:
 def compare_heads(run: CompareRun) -> None:
     loggers = build_trackers(run)
     jobs = sweep_jobs(run)
-    folders = head_folders(run.heads or [])
     source = prompt_source(run.prompts)
     assert source is not None
     files = read_target_files(**vars(run.target))
+    heads = {job.name: job.head for job in jobs.finished} if jobs else head_folders(run.heads or [])
     for job in jobs.finished if jobs else ():
         export_job(job, run.compare)
-        folders.append(job.head)
-    require_comparable(folders, files, run.compare)
+    require_comparable(heads.values(), files, run.compare)
     context = files.text_config.max_position_embeddings
     room = longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=run.compare.most_steps)
     chat = build_chat(run.chat, files)
@@ -164,12 +164,11 @@ def compare_heads(run: CompareRun) -> None:
     target = replace(load_target(**vars(run.target)), stop_ids=chat.stop_ids)
     batches = {"batch_size": run.compare.batch_size, "batch_tokens": run.compare.batch_tokens}
     prompts = with_history(target, found, max_new_tokens=run.max_new_tokens, **batches)
-    asked: dict[str, Any] = {"max_new_tokens": run.max_new_tokens, "seed": run.seed}
     report: dict[str, Any] = {"origin": result_facts(), "folder": output_dir()}
     if jobs:
-        rows = compare_sweep(run.compare, jobs, target, prompts, **asked, **report)
+        rows = compare_sweep(run, jobs, target, prompts, **report)
     else:
-        rows = compare(run.compare, folders, target, prompts, **asked, **report)
+        rows = compare(run, heads, target, prompts, **report)
     track(loggers, run, rows)
 
 
@@ -186,9 +185,6 @@ def launch_server(run: LaunchRun) -> None:
 
 def bench_servers(run: BenchRun) -> None:
     require_packages(*BENCH_LIBRARIES, extra="bench", needed_by="action=bench")
-    from eagle3.serving.bench.loads import BenchPlan
-    from eagle3.serving.bench.run import bench
-
     if run.head is None and not run.bench.urls:
         raise InputError(f"head is not set; give the folder of an exported head, made by: {MAKE_HEAD}")
     target = read_target(run)
@@ -210,22 +206,11 @@ def bench_servers(run: BenchRun) -> None:
 
 def tune_head(run: TuneRun) -> None:
     require_packages(*BENCH_LIBRARIES, extra="bench", needed_by="action=tune")
-    from eagle3.serving.tune.run import tune
-
     launched(run.head)
     target = read_target_files(**vars(run.target))
     chat, paths = build_chat(run.chat, target), {"prompts": run.prompts.path}
-    tune(
-        run.tune,
-        run.launch,
-        replace(target, stop_ids=chat.stop_ids),
-        run.head,
-        served_conversations(run, paths, target, chat, steps=max(run.tune.steps))["prompts"],
-        run.only(AnswerSettings),
-        target_settings=vars(run.target),
-        origin=result_facts(),
-        folder=output_dir(),
-    )
+    asked = served_conversations(run, paths, target, chat, steps=max(run.tune.steps))["prompts"]
+    tune(run, replace(target, stop_ids=chat.stop_ids), asked, origin=result_facts(), folder=output_dir())
 
 
 def publish_head(run: PublishRun) -> None:
@@ -241,8 +226,6 @@ def served_conversations(
     run: BenchRun | TuneRun, paths: Mapping[str, str], target: TargetFiles, chat: Chat, *, steps: int
 ) -> dict[str, Conversations]:
     """Return the conversations at each path, as far as their prompts leave room for answer and drafts."""
-    from eagle3.serving.bench.run import prompt_sets  # with the libraries of the extra `bench`
-
     context = target.text_config.max_position_embeddings
     room = longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=steps)
     return prompt_sets(chat, paths, run.prompts, limit=run.limit, max_length=room)

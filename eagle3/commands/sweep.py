@@ -8,7 +8,7 @@ from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
 from eagle3.head_files.finding import Finding, findings_table, has_errors, require_no_errors
 from eagle3.provenance import provenance
-from eagle3.serving.check.fresh import write_checked
+from eagle3.serving.check.checks import write_checked
 from eagle3.serving.compare.jobs import Job, Jobs, find_jobs
 from eagle3.serving.head.export import is_export_of, read_trained, require_replaceable
 from eagle3.settings.parts import plain
@@ -37,17 +37,14 @@ def export_job(job: Job, settings: CompareSettings) -> None:
         return
     require_replaceable(job.head)
 
-    def draft(algorithm: str | None) -> Draft:
-        how = vars(settings.shapes[0]) | {"window": settings.draft_window}
-        return Draft(head=str(job.head), algorithm=algorithm, **how)
-
     def conclude(findings: list[Finding]) -> None:
         if has_errors(findings):
             print(findings_table(findings))
         require_no_errors(findings, str(job.head))
 
     trained = read_trained(job.checkpoint)
-    write_checked(trained, job.head, measurer=lambda: "action=compare decodes", draft=draft, conclude=conclude)
+    draft = Draft(head=str(job.head), window=settings.draft_window, **vars(settings.shapes[0]))
+    write_checked(trained, job.head, draft, measurer=lambda: "action=compare decodes", conclude=conclude)
     log.info("job %s: exported to %s", job.name, job.head)
 
 

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from eagle3.adapters.hydra import in_sweep
 from eagle3.adapters.lightning import is_no_validation, is_too_small_share, require_lightning
 from eagle3.adapters.quiet import quiet_libraries
-from eagle3.cli import failed_score
+from eagle3.cli import exit_with, failed_score
 from eagle3.commands import live
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import SampleFilter
@@ -46,9 +46,11 @@ from eagle3.training.module import HeadTraining
 from eagle3.training.resume import (
     RunCheckpoints,
     decisive_settings,
+    differing_settings,
     read_resumed,
     require_checkpoint_fits,
     require_epochs,
+    settings_of_result,
 )
 
 log = logging.getLogger(__name__)
@@ -59,8 +61,9 @@ def train(run: TrainRun) -> float:
     quiet_libraries()
     if rank_zero_only.rank:  # type: ignore[attr-defined]
         logging.disable(logging.INFO)  # which is the same on every rank
-    if in_sweep() and run.ckpt_path == "auto" and (score := read_score()) is not None:
-        return score  # of a finished job: the sweep is continued
+    if in_sweep() and run.ckpt_path == "auto" and (result := read_result()) is not None:
+        require_same_job(result, run)
+        return result["score"]  # of a finished job: the sweep is continued
     if in_sweep() and (isinstance(run.trainer.keys["strategy"], dict) or trains_on_several(run.trainer.keys)):
         return run_job_with_ranks(run)
     return train_in(output_dir(), run)
@@ -109,7 +112,7 @@ def train_alone(run: TrainRun, checkpoints: RunCheckpoints, watching: Sequence[C
     if trainer.global_step == resume_step:
         bounds = "trainer.max_epochs, max_steps, max_time or callbacks.early_stopping"
         log.warning("ckpt_path=%s already has all steps of %s: nothing was trained", run.ckpt_path, bounds)
-    score = report(trainer, checkpoints.run_dir)
+    score = report(trainer, checkpoints.run_dir, made_with(run, None if run.live else data.source))
     if not (in_sweep() or trainer.fast_dev_run):  # type: ignore[attr-defined]
         following = f"python serve.py action=export run={pasted(checkpoints.run_dir)} head=HEAD"
         log.info("%s: %s; next: %s", checkpoints.run_dir, duration(time.monotonic() - started), following)
@@ -117,15 +120,35 @@ def train_alone(run: TrainRun, checkpoints: RunCheckpoints, watching: Sequence[C
 
 
 def run_job_with_ranks(run: TrainRun) -> float:
-    if in_own_process() != 0 or (score := read_score()) is None:
+    if in_own_process() != 0 or (result := read_result()) is None:
         return failed_score(run.best_mode)
-    return score
+    return result["score"]
 
 
-def read_score() -> float | None:
-    """Return the score in the result of this run's folder; None before there is one."""
+def read_result() -> dict[str, Any] | None:
+    """Return the result of this run's folder; None before there is one."""
     result = output_dir() / "result.json"
-    return read_sealed_json(result, made_by="the job")["score"] if result.is_file() else None
+    return read_sealed_json(result, made_by="the job") if result.is_file() else None
+
+
+def made_with(run: TrainRun, source: FeatureSource | None) -> dict[str, Any]:
+    """Return what a result depends on; features made while training are none of it."""
+    return {"settings": settings_of_result(plain(run)), "features": source.fingerprint if source else None}
+
+
+def require_same_job(result: dict[str, Any], run: TrainRun) -> None:
+    """End a sweep that is continued with other settings or features than a finished job had: its other jobs would be
+    compared with that one. The overrides are the same, but the files that they name may have changed."""
+    now = made_with(run, None if run.live else open_features(run.data.read(DataSettings), None))
+    differing = differing_settings(result["settings"], now["settings"])
+    if None not in (result["features"], now["features"]) and result["features"] != now["features"]:
+        differing.append("other features in data.path")
+    if differing:
+        exit_with(
+            f"{output_dir()} was finished with other settings ({', '.join(differing)}), and the jobs of a sweep are "
+            f"compared: give the settings and features of then, or another hydra.sweep.dir",
+            1,
+        )
 
 
 def build_training(
@@ -253,7 +276,7 @@ def fit(trainer: lightning.Trainer, module: HeadTraining, data: FeatureData, **r
         ) from None
 
 
-def report(trainer: lightning.Trainer, folder: Path) -> float:
+def report(trainer: lightning.Trainer, folder: Path, made_with: dict[str, Any]) -> float:
     """Write result.json, which a sweep's table is made of, and return the score that a sweep goes by."""
     best = trainer.checkpoint_callback
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -275,6 +298,7 @@ def report(trainer: lightning.Trainer, folder: Path) -> float:
         "checkpoint": best.best_model_path,
         "steps": trainer.global_step,
         "epochs": trainer.current_epoch,
+        **made_with,
     }
     if trainer.is_global_zero:
         write_sealed_json(folder / "result.json", result)

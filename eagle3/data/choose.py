@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from eagle3.data.mix import SampleFilter
 from eagle3.errors import InputError
@@ -42,7 +43,7 @@ def choose_samples(
     if type(loss_mask) is not AllTurns:  # the index counts anchors of unmasked answers only
         read = source.without_features if isinstance(source, MadeOnDemand) else source.read
         found = map(read, Bar(samples, desc="count anchors under the loss mask"))
-        masked = (replace(sample, turns=loss_mask(sample)) for sample in found)
+        masked = (_masked(sample, loss_mask) for sample in found)
         counted = np.array([_count_anchors(sample, loss_mask) for sample in masked], np.int32)
         if np.array_equal(counted, selected.anchors[: settings.limit_samples]):
             log.warning(
@@ -64,6 +65,17 @@ def choose_samples(
         )
     _check_lengths(trained, settings.pack_tokens)
     return _split(trained, settings.val_fraction, store)
+
+
+def _masked(sample: Sample, loss_mask: AllTurns) -> Sample:
+    turns = loss_mask(sample)
+    if not isinstance(turns, Tensor) or turns.shape != sample.turns.shape:
+        returned = f"shape {list(turns.shape)}" if isinstance(turns, Tensor) else type(turns).__name__
+        raise InputError(
+            f"loss_mask={type(loss_mask).__name__} returns {returned} for sample {sample.id}, which has "
+            f"{len(sample.turns)} tokens; return a tensor like sample.turns, with some tokens set to 0"
+        )
+    return replace(sample, turns=turns)
 
 
 def _count_anchors(sample: Sample, loss_mask: AllTurns) -> int:

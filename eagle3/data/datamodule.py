@@ -111,12 +111,10 @@ class FeatureData(lightning.LightningDataModule):
 
     def _loader(self, part: Callable[[], EpochPart], *, keep: bool = False) -> PackLoader:
         """`keep`: the same packs will be loaded again."""
-        source = self.source
 
         def ahead(packs: Iterator[PlannedPack]) -> AbstractContextManager[Any]:
-            if not isinstance(source, MadeOnDemand):
-                return nullcontext()
-            return source.ahead((ref for pack in packs for ref in pack.samples), keep=keep)
+            refs = (ref for pack in packs for ref in pack.samples)
+            return self.source.ahead(refs, keep=keep) if isinstance(self.source, MadeOnDemand) else nullcontext()
 
         own = {"prefetch": self.settings.prefetch, "readers": self.settings.readers}
         return PackLoader(part, self._load, ahead=ahead, **own)

@@ -70,7 +70,11 @@ class Epochs:
         if then != spread and state["consumed"] != state["packs"]:
             before = [*trained.before, {"spread": then, "consumed": trained.consumed}]
             trained = Trained(trained.epoch, 0, before)
-            _require_whole_steps(trained.earlier, then, spread)
+            if trained.earlier % spread["micro_batches"]:
+                raise InputError(
+                    f"ckpt_path: that run stopped after pack {trained.earlier} of an epoch, in the middle of a step of "
+                    f"trainer.accumulate_grad_batches={spread['micro_batches']}; resume with {then['micro_batches']}"
+                )
             words = "ranks=%d and trainer.accumulate_grad_batches=%d"
             log.info(
                 f"{words} instead of {words}: the rest of the epoch is planned again", *spread.values(), *then.values()
@@ -84,12 +88,4 @@ class Epochs:
             world_size=spread["ranks"],
             accumulate=spread["micro_batches"],
             shuffle_seed=seed,
-        )
-
-
-def _require_whole_steps(packs: int, then: Spread, now: Spread) -> None:
-    if packs % now["micro_batches"]:
-        raise InputError(
-            f"ckpt_path: that run stopped after pack {packs} of an epoch, in the middle of a step of "
-            f"trainer.accumulate_grad_batches={now['micro_batches']}; resume with {then['micro_batches']}"
         )

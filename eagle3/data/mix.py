@@ -88,13 +88,11 @@ class Mixture:
     def epoch(self, seed: int) -> Samples:
         """Return the samples of the epoch with this seed, by store. Raises InputError if none is left."""
         drawn = np.random.default_rng(hash64("weights", seed))
-        taken = [each for pair in zip(self.places, self.weights, strict=True) for each in self._of_store(*pair, drawn)]
+        taken: list[np.ndarray] = []
+        for of_store, weight in zip(self.places, self.weights, strict=True):
+            whole, more = divmod(round(weight * len(of_store)), max(1, len(of_store)))
+            taken += [np.repeat(of_store, whole), drawn.choice(of_store, more, replace=False)]
         places = np.sort(np.concatenate(taken))
         if not len(places):
             raise InputError(f"data.weights={self.weights} leave no sample in an epoch; give larger weights")
         return self.samples.take(places)
-
-    @staticmethod
-    def _of_store(places: np.ndarray, weight: float, drawn: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        whole, more = divmod(round(weight * len(places)), max(1, len(places)))
-        return np.repeat(places, whole), drawn.choice(places, more, replace=False)

@@ -63,12 +63,10 @@ class BatchedTrees:
     @torch.inference_mode()
     def places(self, roots: range, topk: int, steps: int) -> Int[Tensor, "P K K"]:
         """See `Recording`; a position is the token that is the root of a round."""
-        parts = [self._places(part, topk, steps) for part in self._parts(roots, topk)]
-        return torch.cat([torch.empty(0, steps, steps, dtype=torch.int32), *parts])
-
-    def _parts(self, roots: range, topk: int) -> list[Int[Tensor, " P"]]:
         at_once = max(1, min(POSITIONS_AT_ONCE, SCORES_AT_ONCE // (topk * len(self.rows))))
-        return list(torch.arange(roots.start, roots.stop, device=self.ids.device).split(at_once))
+        parts = torch.arange(roots.start, roots.stop, device=self.ids.device).split(at_once)
+        places = [self._places(part, topk, steps) for part in parts]
+        return torch.cat([torch.empty(0, steps, steps, dtype=torch.int32), *places])
 
     def _places(self, roots: Int[Tensor, " P"], topk: int, steps: int) -> Int[Tensor, "P K K"]:
         scores, own, ends = [], [], [0]  # by step: scores of candidates, number of the text's token, candidates so far

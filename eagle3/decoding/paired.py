@@ -1,4 +1,4 @@
-"""Accept lengths of heads on the same prompts, and the difference between two heads, with their standard errors.
+"""Accept lengths of heads on the same prompts, differences between two heads, and means over seeds, with their errors.
 
 An accept length is a ratio of sums over prompts. Rounds of one answer and turns of one conversation are correlated, so
 conversations are the independent samples. The standard error is the jackknife's (B. Efron and C. Stein, The jackknife
@@ -10,7 +10,8 @@ Shapes: N prompts or other samples, C conversations.
 """
 
 import math
-from statistics import NormalDist
+from collections.abc import Sequence
+from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
 
 import numpy as np
@@ -83,3 +84,17 @@ def _estimate(value: float, left_out: Float[np.ndarray, " N"] | None) -> Estimat
         return Estimate(value, None, None, None)
     error = standard_error(left_out)
     return Estimate(value, error, value - Z * error, value + Z * error)
+
+
+def mean_of(values: Sequence[float]) -> Estimate:
+    """Return the mean of independent measurements with Student's t interval, which a single value has not.
+
+    Needs the extra `bench`."""
+    from scipy.stats import t as student
+
+    mean, count = fmean(values), len(values)
+    if count < 2:
+        return Estimate(mean, None, None, None)
+    error = stdev(values) / math.sqrt(count)
+    half = error * float(student.ppf(0.5 + CONFIDENCE / 2, count - 1))
+    return Estimate(mean, error, mean - half, mean + half)

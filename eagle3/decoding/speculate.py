@@ -18,6 +18,8 @@ from eagle3.draft_shape import shape_of
 from eagle3.errors import InputError
 from eagle3.head.head import Head
 from eagle3.head.registry import kind_named
+from eagle3.head_files.files import HeadFiles
+from eagle3.head_files.format import draft_head
 from eagle3.progress import Bar
 from eagle3.target.capture import check_capture_layers
 from eagle3.target.model import Target
@@ -154,6 +156,11 @@ class Speculator:
                 answer, finish_reason = cut(made, self.target.stop_ids, max_new_tokens)
                 behind_stop = len(made) - len(answer) if finish_reason == "stop" else 0
         return Decoded(answer, verifications, accepted, behind_stop, finish_reason)
+
+
+def load_speculator(target: Target, files: HeadFiles) -> Speculator:
+    """Build the head of these files in the dtype that the target was loaded in."""
+    return Speculator(target, draft_head(files, target.embedding.dtype), files.served_layers(len(target.layers)))
 
 
 @torch.inference_mode()

@@ -104,7 +104,7 @@ class CaptureFolder:
         """Hand out rows forever; InputError with the reason if the hooks fail."""
         while True:
             for path in sorted(self.own.iterdir()):
-                self._hand_out(*await asyncio.to_thread(_read, path, self.client))
+                self._hand_out(*await asyncio.to_thread(_read, path))
             if (failed := self.path / FAILED).exists():
                 reason = failed.read_text().partition("\n")[0][:300]
                 raise InputError(
@@ -124,24 +124,22 @@ class CaptureFolder:
                 wanted.add(part["start"], tensors)
 
 
-def _read(path: Path, client: str) -> tuple[bool, list[tuple[dict[str, Any], dict[str, Tensor]]]]:
-    """Read whether all states of a file are finite, and the client's parts of it.
+def _read(path: Path) -> tuple[bool, list[tuple[dict[str, Any], dict[str, Tensor]]]]:
+    """Read whether all states of a file are finite, and its parts.
 
     Rows are copied: views of the file would keep all of it in memory until the last row is used."""
     row = taught = 0
-    own = []
+    read = []
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         finite = bool(tensors.pop("finite"))
         for part in json.loads(file.metadata()["parts"]):
             rows, teachers = slice(row, row + part["rows"]), slice(taught, taught + part["teachers"])
             row, taught = rows.stop, teachers.stop
-            if part["id"].startswith(f"{MARK}{client}."):
-                places = {name: rows if name.startswith("aux") else teachers for name in tensors}
-                of_part = {name: tensor[places[name]].clone() for name, tensor in tensors.items()}
-                own.append((part, {**of_part, "teacher_argmax": of_part["teacher_argmax"].long()}))
+            own = {name: each[rows if name.startswith("aux") else teachers].clone() for name, each in tensors.items()}
+            read.append((part, {**own, "teacher_argmax": own["teacher_argmax"].long()}))
     path.unlink()
-    return finite, own
+    return finite, read
 
 
 class CapturingServer(SGLang):

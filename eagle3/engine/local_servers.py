@@ -27,24 +27,23 @@ def build_servers(
     draft: Draft | None,
     folder: Path,
     flags_of: Callable[[int], Mapping[str, Any]] = lambda number: {},
-    first_gpu: int = 0,
 ) -> list[Server]:
     """Return servers that have not started yet, on consecutive ports from `launch.port`.
 
-    `count` None means one server for every `launch.tp_size` GPUs from `first_gpu` on. `flags_of` gives the flags that
+    `count` None means one server for every `launch.tp_size` GPUs. `flags_of` gives the flags that
     the stage itself needs, by the number of the server, once all ports are known to be free; launch.extra_flags
     override them. InputError where SGLang, GPUs or ports are missing."""
     if settings.check:
         find_sglang(settings)
         gpus = count_gpus(settings, servers=count or 1)
-        count = count or (gpus - first_gpu) // settings.tp_size
+        count = count or gpus // settings.tp_size
     count = count or 1
     for number in range(count):
         require_free_port(settings.host, settings.port + number)
     servers = []
     for number in range(count):
         own = replace(settings, port=settings.port + number)
-        flags = {**flags_of(number), "base-gpu-id": first_gpu + number * settings.tp_size or None}
+        flags = {**flags_of(number), "base-gpu-id": number * settings.tp_size or None}
         command = launch_command(own, target=target, revision=revision, draft=draft, flags=flags)
         servers.append(Server(own, command, log=folder / f"server-{number}.log", name=f"server {number}"))
     return servers

@@ -112,7 +112,12 @@ def extract_features(
         log.info("%s: kept %d samples in %d shards", storage.location, len(store.ids()), len(store.indices))
     store.save_weights(target, dtype=weights_dtype(settings))
     left_out: Counter[str] = Counter()
-    sizer = sample_sizer(target, settings)
+    sizer = SampleSizer(
+        layers=len(settings.capture_layers),
+        hidden_size=target.facts.hidden_size,
+        dtype=STORED[settings.dtype],
+        teachers=settings.teachers,
+    )
     shard_bytes = shard_mb * 2**20
     assert answers.counts is not None  # it is complete
     with Meter(answers.counts.rows, desc="features", unit="sample", of="tokens") as progress:
@@ -135,15 +140,6 @@ def extract_features(
 def weights_dtype(settings: SampleSettings) -> torch.dtype:
     """Return the dtype of the target's embedding and lm_head next to features of these settings."""
     return torch.bfloat16 if settings.dtype == "fp8" else STORED[settings.dtype]
-
-
-def sample_sizer(target: StoredTarget, settings: FeatureSettings) -> SampleSizer:
-    return SampleSizer(
-        layers=len(settings.capture_layers),
-        hidden_size=target.facts.hidden_size,
-        dtype=STORED[settings.dtype],
-        teachers=settings.teachers,
-    )
 
 
 def made_from(target: StoredTarget, answers: AnswersManifest, settings: FeatureSettings) -> MadeFrom:
@@ -201,9 +197,8 @@ def build_extractor(
     worker: WorkerId,
     *,
     running: "RunningServers | None" = None,
-    first_gpu: int = 0,
 ) -> Extractor:
-    """Make what the run captures features with; it is not ready yet. `running` and `first_gpu`: see ServedExtractor."""
+    """Make what the run captures features with; it is not ready yet. `running`: see ServedExtractor."""
     settings = feature_settings(run, target)
     parts: dict[str, Any] = {
         "layers": settings.capture_layers,
@@ -223,7 +218,6 @@ def build_extractor(
         launch=for_worker(run.launch, worker),
         folder=folder / worker.folder,
         running=running,
-        first_gpu=first_gpu,
         **parts,
     )
 

@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from eagle3.answers.rows import AnsweredRow
 from eagle3.answers.store import read_rows
 from eagle3.features.sample import positions_with_teacher
 from eagle3.features.turns import anchors_of
@@ -49,27 +48,21 @@ def read_conversations(
 ) -> Iterator[Conversation]:
     """Yield what is extracted of each row; rows with nothing to train are counted in `left_out` by reason."""
     for row in read_rows(answers):
-        if conversation := conversation_of(row, max_length=max_length, too_long=too_long, left_out=left_out):
-            yield conversation
-
-
-def conversation_of(row: AnsweredRow, *, max_length: int, too_long: str, left_out: Counter[str]) -> Conversation | None:
-    """Return what is extracted of a row; None if that is nothing."""
-    input_ids = torch.tensor(row.input_ids)
-    turns = torch.zeros_like(input_ids)
-    for number, (start, end) in enumerate(row.turns, start=1):
-        turns[start:end] = number
-    too_many = len(input_ids) > max_length
-    if too_many:
-        left_out[f"longer than features.max_length={max_length}: {too_long}"] += 1
-        if too_long == "drop":
-            return None
-        input_ids, turns = input_ids[:max_length], turns[:max_length]
-    if len(anchors_of(turns)) == 0:
-        left_out["no answer of two tokens or more"] += 1
-        return None
-    whole = not too_many and "length" not in row.finish_reasons
-    return Conversation(row.id, input_ids, turns, source=row.source, whole=whole)
+        input_ids = torch.tensor(row.input_ids)
+        turns = torch.zeros_like(input_ids)
+        for number, (start, end) in enumerate(row.turns, start=1):
+            turns[start:end] = number
+        too_many = len(input_ids) > max_length
+        if too_many:
+            left_out[f"longer than features.max_length={max_length}: {too_long}"] += 1
+            if too_long == "drop":
+                continue
+            input_ids, turns = input_ids[:max_length], turns[:max_length]
+        if len(anchors_of(turns)) == 0:
+            left_out["no answer of two tokens or more"] += 1
+            continue
+        whole = not too_many and "length" not in row.finish_reasons
+        yield Conversation(row.id, input_ids, turns, source=row.source, whole=whole)
 
 
 @dataclass(frozen=True)
@@ -90,10 +83,8 @@ class SampleSizer:
     teachers: str
 
     def __call__(self, item: Conversation) -> int:
-        return self.of_lengths(len(item.input_ids), int(positions_with_teacher(item.turns, self.teachers).sum()))
-
-    def of_lengths(self, tokens: int, with_teacher: int) -> int:
-        return (tokens * self.layers + with_teacher) * self.hidden_size * self.dtype.itemsize + REST
+        rows = len(item.input_ids) * self.layers + int(positions_with_teacher(item.turns, self.teachers).sum())
+        return rows * self.hidden_size * self.dtype.itemsize + REST
 
     def tokens_in(self, num_bytes: float) -> float:
         """Return about how many tokens fit into so many bytes if all have a teacher."""

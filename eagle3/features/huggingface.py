@@ -59,20 +59,17 @@ class HuggingFaceExtractor(Extractor):
 
     def _answer(self) -> None:
         """Extract together what has been asked for by now, as far as it fits a window; a later call does the rest."""
-        window, futures, tokens = list[Conversation](), list[Future[Sample | str]](), 0
+        window, tokens = list[tuple[Conversation, Future[Sample | str]]](), 0
         while self.asked and tokens < self.batch_tokens * BATCHES_IN_WINDOW:
-            conversation, future = self.asked.popleft()
-            if future.set_running_or_notify_cancel():
-                window.append(conversation)
-                futures.append(future)
-                tokens += length_of(conversation)
+            window.append(self.asked.popleft())
+            tokens += length_of(window[-1][0])
+        window = [each for each in window if each[1].set_running_or_notify_cancel()]
         try:
-            for number, sample in self._extracted(window):
-                futures[number].set_result(sample)
+            for number, sample in self._extracted([conversation for conversation, _ in window]):
+                window[number][1].set_result(sample)
         except Exception as error:
-            for future in futures:
-                if not future.done():
-                    future.set_exception(error)
+            for future in (future for _, future in window if not future.done()):
+                future.set_exception(error)
 
     def _extracted(self, conversations: list[Conversation]) -> Iterator[tuple[int, Sample]]:
         """Yield samples with the numbers of their conversations, batch by batch."""

@@ -1,36 +1,32 @@
 """Features made while training: samples are known from the answers, and their features are asked for ahead of the step.
 
-Ids, lengths, masks and counts come from DIR/answers, so that plan and packs are those of a store of these answers. What
-has been asked for and not read is bounded in bytes. Nothing is written to disk.
+Ids, lengths, masks and counts come from DIR/answers, so that plan and packs are those of a store of these answers. They
+are read once and kept. What has been asked for and not read is bounded in bytes. Nothing is written to disk.
 
 Shapes: V target vocabulary.
 """
 
 import hashlib
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Lock
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from eagle3.answers.rows import AnsweredRow
-from eagle3.answers.store import ANSWERS, parse_row, rows_and_ends
+from eagle3.answers.store import ANSWERS
 from eagle3.errors import InputError
-from eagle3.features.build import FeatureSettings, finished_answers, made_from, sample_sizer, weights_dtype
-from eagle3.features.conversation import Conversation, conversation_of
-from eagle3.features.index import FORMAT_VERSION, ShardFacts, ShardIndex, index_of
-from eagle3.features.manifest import totals
+from eagle3.features.build import STORED, FeatureSettings, finished_answers, made_from, weights_dtype
+from eagle3.features.conversation import Conversation, read_conversations
 from eagle3.features.sample import Sample, positions_with_teacher
-from eagle3.features.samples import IndexedShard, SampleRef, Samples
+from eagle3.features.samples import SampleRef, Samples
 from eagle3.features.shards import entry_of, hash_of
 from eagle3.features.source import MadeOnDemand, NoFeatures, TargetWeights
 from eagle3.features.store import target_tensors
@@ -45,71 +41,51 @@ from eagle3.target.stored import StoredTarget
 class Window:
     """One pass over samples, whose features are asked for ahead. `held`: bytes asked for and not read yet."""
 
+    upcoming: Iterator[SampleRef]
     keep: bool
     held: int = 0
-    closed: bool = False  # nothing more is read
-    asked_all: bool = False
-
-
-@dataclass(frozen=True)
-class Asked:
-    window: Window
-    size: int
-    sample: "Future[Sample | str]"
+    asked: dict[str, deque[Future[Sample | str]]] = field(default_factory=lambda: defaultdict(deque))
 
 
 class LiveFeatures(MadeOnDemand):
     """A `FeatureSource` of a folder of answers. `extractor`, which is set once it is ready, makes the features.
 
-    Asks at most `ahead_gb` GB ahead, and keeps at most `val_gb` GB of what is to be kept."""
+    Stops to ask ahead at `ahead_gb` GB, and keeps at most `val_gb` GB of what is to be kept."""
 
     remote = False
     extractor: Extractor
 
     def __init__(
-        self,
-        *,
-        path: Path,
-        target: StoredTarget,
-        settings: FeatureSettings,
-        ahead_gb: float,
-        val_gb: float,
+        self, *, path: Path, target: StoredTarget, settings: FeatureSettings, ahead_gb: float, val_gb: float
     ) -> None:
-        self.location, self.file = str(path), path / ANSWERS
-        self.target, self.settings = target, settings
-        answers = finished_answers(target, path)
-        self.made_from = made_from(target, answers, settings)
-        self.size_of = sample_sizer(target, settings)
+        self.location, self.target, self.settings = str(path), target, settings
+        self.made_from = made_from(target, finished_answers(target, path), settings)
         self.left_out: Counter[str] = Counter()
-        assert answers.counts is not None  # it is complete
-        self.index = self._index(path, Bar(rows_and_ends(path), desc="read answers", total=answers.counts.rows))
-        self.samples = Samples.of_shards([IndexedShard(self.location, ANSWERS, self.index)])
+        self.conversations: dict[str, Conversation] = {}
+        self._read_answers(path)
+        self.weights = target_tensors(target.embedding, target.lm_head, dtype=weights_dtype(settings))
         self.most, self.room = int(ahead_gb * 1e9), int(val_gb * 1e9)
         self.kept: dict[str, Sample] = {}
-        self.asked: dict[str, deque[Asked]] = {}
         self.windows: list[Window] = []
+        self.early: Counter[str] = Counter()  # samples that were read before a window had asked for them
         self.closed = False
-        self.changed = Condition()  # of all above
+        self.lock = Lock()  # of all above
 
-    def _index(self, path: Path, rows: Iterable[tuple[AnsweredRow, int]]) -> ShardIndex:
-        """Note where each sample's answer is in the file, and its sizes."""
-        entries, counts, begin = [], Counter[int](), 0
-        for row, end in rows:
-            if item := self._conversation_of(row, self.left_out):
-                digest = item.sha256
-                place = {"offset": begin, "size": end - begin, "sha256": digest, "answer_sha256": digest}
-                entries.append(entry_of(item, **place, source=item.source, whole=item.whole))
-                counts.update(item.input_ids[item.turns > 0].tolist())
-            begin = end
-        if not entries:
+    def _read_answers(self, path: Path) -> None:
+        rules: Any = {"max_length": self.settings.max_length, "too_long": self.settings.too_long}
+        refs, digest, counts = [], hashlib.sha256(), Counter[int]()
+        for item in Bar(read_conversations(path, **rules, left_out=self.left_out), desc="read answers"):
+            self.conversations[item.id] = replace(item, input_ids=item.input_ids.int(), turns=item.turns.int())
+            entry = entry_of(item, offset=0, size=0, sha256="", source=item.source, whole=item.whole)
+            refs.append(SampleRef(self.location, ANSWERS, entry))
+            digest.update(bytes.fromhex(item.sha256))
+            counts.update(item.input_ids[item.turns > 0].tolist())
+        if not refs:
             raise InputError(f"data.path={path} has no answer that can be trained; left out: {dict(self.left_out)}")
-        made = hash_of(self.made_from)
-        facts = ShardFacts(format_version=FORMAT_VERSION, shard=ANSWERS, made_from=made, bytes=begin, sha256="")
-        return index_of(facts, entries, counts)
-
-    def _conversation_of(self, row: AnsweredRow, left_out: Counter[str]) -> Conversation | None:
-        max_length, too_long = self.settings.max_length, self.settings.too_long
-        return conversation_of(row, max_length=max_length, too_long=too_long, left_out=left_out)
+        self.samples = Samples.of(refs)
+        self.fingerprint = sha256_json([hash_of(self.made_from), digest.hexdigest()])
+        self.answer_counts: Int[Tensor, " V"] = torch.zeros(self.target.facts.vocab_size, dtype=torch.long)
+        self.answer_counts[[*counts]] = torch.tensor([*counts.values()])
 
     # --- facts -------------------------------------------------------------------------------------------------------
 
@@ -118,93 +94,66 @@ class LiveFeatures(MadeOnDemand):
         transform, dtype = self.extractor.logit_transform(), self.target.checkpoint_dtype or "bfloat16"
         return replace(self.target.facts, dtype=dtype, logit_transform=transform)
 
-    @cached_property
-    def answer_counts(self) -> Int[Tensor, " V"]:
-        counts = np.zeros(self.target.facts.vocab_size, np.int64)
-        counts[self.index.columns["token"]] = self.index.columns["times"]
-        return torch.from_numpy(counts)
-
-    @property
-    def fingerprint(self) -> str:
-        answers = hashlib.sha256(self.index.columns["answer_sha256"].tobytes()).hexdigest()
-        return sha256_json([hash_of(self.made_from), answers])
-
     def describe(self) -> dict[str, Any]:
-        counts = totals([self.index], self.target.facts.vocab_size)
-        counts = {key: counts[key] for key in ("samples", "tokens", "answer_tokens")}
+        tokens = {"tokens": int(self.samples.tokens.sum()), "answer_tokens": int(self.answer_counts.sum())}
         facts = {"made_from": asdict(self.made_from), "target_config": asdict(self.target_config)}
-        return {**counts, "left_out": dict(self.left_out), **facts}
+        return {"samples": len(self.samples), **tokens, "left_out": dict(self.left_out), **facts}
 
     def target_weights(self) -> TargetWeights:
-        return self._target_weights
-
-    @cached_property
-    def _target_weights(self) -> TargetWeights:
-        dtype = weights_dtype(self.settings)
-        tensors = target_tensors(self.target.embedding, self.target.lm_head, dtype=dtype)
-        return tensors["embedding"], tensors.get("lm_head", tensors["embedding"])
+        return self.weights["embedding"], self.weights.get("lm_head", self.weights["embedding"])
 
     def verify(self, *, rank: int = 0, world_size: int = 1) -> None:
-        """Do nothing: the answers are compared with their hash when the source is made, and each again when it is
-        asked for."""
+        """Do nothing: the answers are compared with their hash when the source is made."""
 
     # --- samples -----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def ahead(self, refs: Iterator[SampleRef], *, keep: bool) -> Iterator[None]:
-        """Let a thread ask for the samples, as far as `ahead_gb` lets; one of them it may always ask for."""
-        window = Window(keep)
-        asking = Thread(target=self._ask_all, args=(refs, window), daemon=True)
-        with self.changed:
+        window = Window(refs, keep)
+        with self.lock:
             self.windows.append(window)
-        asking.start()
+            self._ask_ahead(window)
         try:
             yield
         finally:
-            with self.changed:
-                window.closed = True
-                self.changed.notify_all()
-            asking.join()
-            with self.changed:
+            with self.lock:
                 self.windows.remove(window)
-                self._forget(window)
+                for unread in (future for futures in window.asked.values() for future in futures):
+                    unread.cancel()
 
     def close(self) -> None:
-        """Let nobody wait for a sample that is not asked for yet: the extractor is about to end."""
-        with self.changed:
+        """Ask for nothing more: the extractor is about to end."""
+        with self.lock:
             self.closed = True
-            for window in self.windows:
-                window.closed = True
-            self.changed.notify_all()
 
     def read(self, ref: SampleRef) -> Sample:
-        """Wait for a sample that has been asked for, or will be; one that is in no window is asked for now."""
+        """Wait for a sample that has been asked for; others are asked for now."""
         if kept := self.kept.get(ref.entry.id):
             return kept
-        with self.changed:
-            self.changed.wait_for(lambda: ref.entry.id in self.asked or all(each.asked_all for each in self.windows))
-            if self.closed:
-                raise RuntimeError("the source is closed")
-            waiting = self.asked.pop(ref.entry.id, deque())
-            asked = waiting.popleft() if waiting else Asked(Window(keep=False), 0, self._ask(ref))
-            if waiting:
-                self.asked[ref.entry.id] = waiting
-        sample = asked.sample.result()
-        with self.changed:
-            asked.window.held -= asked.size
-            self.changed.notify_all()
+        with self.lock:
+            window = next((each for each in self.windows if each.asked.get(ref.entry.id)), None)
+            if window:
+                future = window.asked[ref.entry.id].popleft()
+            else:
+                future = self._ask(ref)
+                self.early[ref.entry.id] += bool(self.windows)
+        sample = future.result()
+        with self.lock:
+            if window:
+                window.held -= self._size(ref)
+                self._ask_ahead(window)
             if isinstance(sample, str):
                 raise NoFeatures(
                     f"data.path={self.location}: the engine refuses sample {ref.entry.id} of {ref.entry.tokens} tokens "
                     f"({sample}); leave such samples out, e.g. with data.max_tokens"
                 )
-            if asked.window.keep and asked.size <= self.room:
-                self.room -= asked.size
+            if window and window.keep and self._size(ref) <= self.room:
+                self.room -= self._size(ref)
                 self.kept[sample.id] = sample
         return sample
 
     def without_features(self, ref: SampleRef) -> Sample:
-        item = self._conversation(ref)
+        item = self.conversations[ref.entry.id]
         has_teacher = positions_with_teacher(item.turns, self.settings.teachers)
         taught = int(has_teacher.sum())
         return Sample(
@@ -217,56 +166,21 @@ class LiveFeatures(MadeOnDemand):
             has_teacher=has_teacher,
         )
 
-    def _ask_all(self, refs: Iterator[SampleRef], window: Window) -> None:
-        for ref in refs:
-            if ref.entry.id in self.kept:
-                continue
-            size = self._size(ref)
-            if not self._has_room(window, size):
-                break
-            asked = Asked(window, size, self._ask(ref))
-            with self.changed:
-                self.asked.setdefault(ref.entry.id, deque()).append(asked)
-                self.changed.notify_all()
-        with self.changed:
-            window.asked_all = True
-            self.changed.notify_all()
-
-    def _has_room(self, window: Window, size: int) -> bool:
-        """Wait until so many bytes may be asked for; False if the window has been closed meanwhile."""
-        with self.changed:
-            self.changed.wait_for(lambda: window.closed or not window.held or window.held + size <= self.most)
-            window.held += size
-            return not window.closed
+    def _ask_ahead(self, window: Window) -> None:
+        """Ask for the next samples of a window until it holds `ahead_gb`."""
+        while window.held < self.most and (ref := next(window.upcoming, None)):
+            if self.early[ref.entry.id]:
+                self.early[ref.entry.id] -= 1
+            elif ref.entry.id not in self.kept:
+                window.held += self._size(ref)
+                window.asked[ref.entry.id].append(self._ask(ref))
 
     def _size(self, ref: SampleRef) -> int:
-        """Return the bytes of a sample's features, or a few more."""
-        tokens = ref.entry.tokens
-        return self.size_of.of_lengths(tokens, tokens if self.settings.teachers == "all" else ref.entry.answer_tokens)
+        """Return the bytes of a sample's features if all tokens have a teacher."""
+        states = len(self.settings.capture_layers) + 1
+        return ref.entry.tokens * states * self.target.facts.hidden_size * STORED[self.settings.dtype].itemsize
 
-    def _ask(self, ref: SampleRef) -> "Future[Sample | str]":
-        try:
-            return self.extractor.ask(self._conversation(ref))
-        except Exception as error:  # for the thread that reads the sample
-            failed: Future[Sample | str] = Future()
-            failed.set_exception(error)
-            return failed
-
-    def _conversation(self, ref: SampleRef) -> Conversation:
-        entry, source = ref.entry, f"data.path={self.location}: {ANSWERS} at sample {ref.entry.id}"
-        with self.file.open("rb") as file:
-            file.seek(entry.offset)
-            line = file.read(entry.size)
-        item = self._conversation_of(parse_row(line, source=source), Counter())
-        if item is None or item.sha256 != entry.sha256:
-            raise InputError(f"{source} has changed since this training began; bring the answers back as they were")
-        return item
-
-    def _forget(self, window: Window) -> None:
-        """Drop what was asked for in a window and is not read any more."""
-        for sample_id, waiting in [*self.asked.items()]:
-            for each in [each for each in waiting if each.window is window]:
-                each.sample.cancel()
-                waiting.remove(each)
-            if not waiting:
-                del self.asked[sample_id]
+    def _ask(self, ref: SampleRef) -> Future[Sample | str]:
+        if self.closed:
+            raise RuntimeError("the source is closed")
+        return self.extractor.ask(self.conversations[ref.entry.id])

@@ -65,32 +65,26 @@ class ServedExtractor(Extractor):
         folder: Path,
         sentinels: list[Sentinel],
         running: RunningServers | None = None,
-        first_gpu: int = 0,
     ) -> None:
-        """`folder` takes the logs; `sentinels` are texts whose features are compared with those of the engine. With
-        `running` no server is started, else they are from `first_gpu` on."""
+        """`folder` takes the logs; `sentinels` are texts whose features are compared with those of the engine.
+        `running`: servers to ask; None until this process has started its own."""
         self.settings, self.launch, self.folder, self.sentinels = settings, launch, folder, sentinels
-        self.found, self.first_gpu = running, first_gpu
+        self.running = running
         self.target, self.layers, self.dtype, self.teachers = target, layers, dtype, teachers
         self.batch_tokens, self.most_bytes = batch_tokens, int(settings.memory_gb * 2**30)
         self.left_out: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            servers = self._started(stack) if self.found is None else joined(self.found)
+            running = self.running.servers if self.running else []
+            servers = [CapturingServer(url, CaptureFolder(Path(folder))) for url, folder in running]
+            servers = servers or self._started(stack)
             self.engines = stack.enter_context(Engines(servers, self.settings))
-            if self.found is None:
-                self.transform = check_against_engine(self.engines.ask, self.sentinels, self.target, self.layers)
-            else:
-                self.transform = self.found.logit_transform
+            if self.running is None:
+                transform = check_against_engine(self.engines.ask, self.sentinels, self.target, self.layers)
+                self.running = RunningServers([(each.url, str(each.folder.path)) for each in servers], transform)
             self.up = stack.pop_all()
         return self
-
-    @property
-    def running(self) -> RunningServers:
-        """Return what another process of this host needs to ask the same servers."""
-        servers = [(server.url, str(server.folder.path)) for server in self.engines.servers]
-        return RunningServers(servers, self.transform)
 
     def __exit__(self, *error: object) -> None:
         for line in self.engines.pool.report():
@@ -99,7 +93,8 @@ class ServedExtractor(Extractor):
 
     def logit_transform(self) -> LogitTransform:
         """Return what the engine does to its logits, as found with the sentinels."""
-        return self.transform
+        assert self.running is not None
+        return self.running.logit_transform
 
     def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
         asked: deque[tuple[int, Future[Sample | str]]] = deque()
@@ -141,7 +136,6 @@ class ServedExtractor(Extractor):
             draft=None,
             folder=self.folder,
             flags_of=flags_of,
-            first_gpu=self.first_gpu,
         )
         for server, folder in zip(servers, folders, strict=True):
             server.scratch = folder.path
@@ -170,10 +164,6 @@ class ServedExtractor(Extractor):
             teacher_argmax=captured.teacher_argmax,
             has_teacher=has_teacher,
         )
-
-
-def joined(running: RunningServers) -> list[CapturingServer]:
-    return [CapturingServer(url, CaptureFolder(Path(folder))) for url, folder in running.servers]
 
 
 def _rows(values: Tensor, exponents: Tensor | None) -> Tensor | ScaledRows:

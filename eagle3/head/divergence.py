@@ -175,8 +175,8 @@ def require_consistent(divergence: Divergence, vocab_size: int, device: torch.de
             raise InputError(
                 f"{name} fails for {list(logits.shape)} logits of draft and target ({first_line(error)}); correct it"
             ) from error
-        if not isinstance(value, Tensor) or value.shape != logits.shape[:1]:
-            shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if shape != [len(SPREADS)]:
             raise InputError(
                 f"{name} has a value of shape {shape} for {list(logits.shape)} logits; return one value "
                 f"per row, e.g. a sum over the last dimension"
@@ -199,15 +199,13 @@ def require_consistent(divergence: Divergence, vocab_size: int, device: torch.de
             raise InputError(
                 f"{name} has no derivative; leave out `slopes`: autograd then differentiates `rows`"
             ) from None
-    largest = expected.abs().amax(-1)
-    errors = ((found - expected).abs().amax(-1) / largest.clamp(min=torch.finfo(largest.dtype).tiny)).nan_to_num(
-        torch.inf
-    )
-    errors = errors.where(largest.isfinite(), 0)  # a value that is too large to differentiate says nothing
-    if (errors > TOLERANCE).any():
-        row = int(errors.argmax())
+    differences, largest = (found - expected).abs().amax(-1), expected.abs().amax(-1)
+    # A value that is too large to differentiate says nothing; a difference that is nan is wrong.
+    wrong = largest.isfinite() & ~(differences <= TOLERANCE * largest)
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
         raise InputError(
             f"{name} has another gradient than the derivative of its value: in row {row} of {len(SPREADS)} random ones "
-            f"it differs by {float((found - expected)[row].abs().max()):.2g}, where the largest component is "
-            f"{float(largest[row]):.2g}; correct `slopes`, or leave it out: autograd then differentiates `rows`"
+            f"it differs by {float(differences[row]):.2g}, where the largest component is {float(largest[row]):.2g}; "
+            f"correct `slopes`, or leave it out: autograd then differentiates `rows`"
         )

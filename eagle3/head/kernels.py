@@ -107,8 +107,7 @@ def choose_kernels(
         given = f"here loss.divergence is {type(divergence).__name__}"
         rows.append(("loss kernel", "PyTorch", f"Triton's kernel is for loss=soft_cross_entropy, {given}"))
     log.info("kernels:\n%s", "\n".join(f"  {part:<11} {runs:<12} {why}" for part, runs, why in rows))
-    plan = KernelPlan(cuda_graphs=graphs)
-    return _with_fast_parts(plan, settings, chosen, kernel_backend(device, divergence))
+    return _plan(settings, chosen, kernel_backend(device, divergence), graphs)
 
 
 def _choose(part: str, name: str, options: tuple[str, ...], obstacles: dict[str, str | None]) -> tuple[str, str]:
@@ -144,11 +143,10 @@ def _choose_graphs(
     return obstacle is None, obstacle or "kernels of small heads are faster than their launches"
 
 
-def _with_fast_parts(
-    plan: KernelPlan, settings: KernelSettings, chosen: dict[str, str], kernels: KernelBackend
-) -> KernelPlan:
+def _plan(settings: KernelSettings, chosen: dict[str, str], kernels: KernelBackend, graphs: bool) -> KernelPlan:
     elementwise = kernels.elementwise
     make_products: MakeProducts = partial(Float8Products, elementwise=elementwise) if settings.fp8 else Products
+    plan = KernelPlan(cuda_graphs=graphs)
     if chosen["attention"] in FASTEST_FIRST:
         kernel = flash_kernel(chosen["attention"])
         plan = replace(plan, attention=partial(FlashAttention, kernel=kernel, chain_keys=kernels.chain_keys))

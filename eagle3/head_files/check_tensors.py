@@ -33,8 +33,10 @@ CHUNK = 8192
 
 def check_tensors(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """The file holds every tensor that a server loads, in its shape and finite, and no other."""
-    if read_kind(files) is not EAGLE3:
-        yield from _as_decoded(files)
+    if read_kind(files) is not EAGLE3:  # no server loads it, our decoder does
+        known = {name for name, _ in draft_head(files, None).named_parameters()}
+        for name in sorted(files.tensors.keys() - known - {*VOCABULARY_MAPS}):
+            yield "error", f"{name} is unknown to heads of kind {read_kind(files).name}; {MAKE_AGAIN}"
         return
     expected = expected_shapes(files, head_config(files))
     missing = sorted(expected.keys() - files.tensors.keys())
@@ -51,13 +53,6 @@ def check_tensors(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     for name in sorted(files.tensors.keys() - expected.keys() - {*VOCABULARY_MAPS, EMBEDDING}):
         if not name.endswith(RECOMPUTED):
             yield "error", f"{name} is unknown: SGLang silently drops it; {_fix(name, missing)}"
-
-
-def _as_decoded(files: HeadFiles) -> Iterator[Problem]:
-    """Check the tensors of a head that no server loads, but our decoder."""
-    known = {name for name, _ in draft_head(files, None).named_parameters()}
-    for name in sorted(files.tensors.keys() - known - {*VOCABULARY_MAPS}):
-        yield "error", f"{name} is unknown to heads of kind {read_kind(files).name}; {MAKE_AGAIN}"
 
 
 def _fix(name: str, missing: list[str]) -> str:

@@ -9,7 +9,6 @@ and llama.cpp read them.
 Shapes: V target vocabulary, D draft vocabulary.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -93,11 +92,19 @@ def draft_head(files: HeadFiles, dtype: torch.dtype | None) -> Head:
     """Return the head without gradients, in the dtype of its file unless told otherwise; InputError where it cannot."""
     config = head_config(files)
     head = build_draft_head(files, config, draft_ids(files, config))
-    require_tensors(files, config)
-    # Copied: float32 products round differently where weights begin in the middle of a cache line, as in the file.
-    stored = {name: files.tensors[name] for name, _ in head.named_parameters()}
-    weights = {name: weight.to(dtype or weight.dtype, copy=True) for name, weight in stored.items()}
-    require_finite(files, weights)
+    weights: dict[str, Tensor] = {}
+    for name, expected in head.named_parameters():
+        stored = files.tensors.get(name)
+        if stored is None or stored.shape != expected.shape:
+            shape, found = tuple(expected.shape), "nothing" if stored is None else tuple(stored.shape)
+            raise InputError(f"head={files.path}: {name} must have shape {shape} by config.json, the file has {found}")
+        # Copied: float32 products round differently where weights begin in the middle of a cache line, as in the file.
+        weights[name] = stored.to(dtype or stored.dtype, copy=True)
+        if number := lost_values(weights[name]):  # decoding would still run, with an accept length of 1
+            raise InputError(
+                f"head={files.path}: {name} holds {number} non-finite values in {weights[name].dtype}: every draft "
+                f"would be rejected; copy the head again, or export it again with: {MAKE_HEAD}"
+            )
     # Assigned, not cast with .to(): RoPE's frequencies must stay in float32.
     head.load_state_dict(weights | {"draft_ids": head.draft_ids}, assign=True)
     return head.eval().requires_grad_(False)
@@ -178,24 +185,6 @@ def expected_shapes(files: HeadFiles, config: HeadSizes) -> dict[str, tuple[int,
 def build_draft_head(files: HeadFiles, config: HeadSizes, ids: Int[Tensor, " D"]) -> Head:
     with WithoutValues():
         return new_head(read_kind(files), config, ids)
-
-
-def require_tensors(files: HeadFiles, config: HeadSizes) -> None:
-    """Raise InputError unless the file holds every weight in the shape that config.json gives it."""
-    for name, shape in expected_shapes(files, config).items():
-        if name not in files.tensors or tuple(files.tensors[name].shape) != shape:
-            found = tuple(files.tensors[name].shape) if name in files.tensors else "nothing"
-            raise InputError(f"head={files.path}: {name} must have shape {shape} by config.json, the file has {found}")
-
-
-def require_finite(files: HeadFiles, weights: Mapping[str, Tensor]) -> None:
-    """Raise InputError for weights that draft nothing: decoding would still run, with an accept length of 1."""
-    for name, weight in weights.items():
-        if number := lost_values(weight):
-            raise InputError(
-                f"head={files.path}: {name} holds {number} non-finite values in {weight.dtype}: every "
-                f"draft would be rejected; copy the head again, or export it again with: {MAKE_HEAD}"
-            )
 
 
 def lost_values(weight: Tensor) -> int:

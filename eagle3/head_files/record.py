@@ -3,7 +3,6 @@
 Hashes, paths and numbers: nothing of the text that the head learned from.
 """
 
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,11 +14,10 @@ import numpy as np
 from eagle3.features.samples import Samples
 from eagle3.features.source import FeatureSource
 from eagle3.storage.files import write_whole
-from eagle3.storage.records import Record, parse_sealed, read_version, sealed_bytes
+from eagle3.storage.records import Record, parse_sealed, sealed_bytes
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
 
-log = logging.getLogger(__name__)
 FILE = "training.json"
 
 
@@ -128,23 +126,14 @@ def _with_paths(record: HeadRecord, change: Callable[[str], str]) -> HeadRecord:
 
 
 def read_record(folder: Path, *, made_by: str) -> HeadRecord | None:
-    """Read training.json; None where the folder has none, because another trainer made the head, or one of an earlier
-    version of this project, which a warning says.
+    """Read training.json; None where the folder has none, because another trainer made the head.
 
     Raises InputError for whatever this version did not write; `made_by` is the command that makes the head again."""
     path = folder / FILE
     if not path.exists():
         return None
     fix = f"export the head again, or take the file out of the folder: {made_by}"
-    content = path.read_bytes()
-    if (version := read_version(content)) is not None and version < HeadRecord.FORMAT_VERSION:
-        log.warning(
-            "%s: format_version=%d is of an earlier version of this project: the head is read as another trainer's, "
-            "without what its training recorded; to have that, export it again: %s",
-            path, version, made_by,
-        )  # fmt: skip
-        return None
-    record = parse_sealed(content, HeadRecord, source=str(path), remedy=fix)
+    record = parse_sealed(path.read_bytes(), HeadRecord, source=str(path), remedy=fix)
 
     def from_here(given: str) -> str:
         return os.path.abspath(folder / given) if given.startswith(os.pardir) else given

@@ -31,6 +31,7 @@ COMPARED = [  # for the selection; only rows that passed have them
     ("id_hash", pyarrow.uint64()),
     ("text_hash", pyarrow.uint64()),
     ("mode_hash", pyarrow.uint64()),
+    ("opening_hash", pyarrow.uint64()),
     ("shingles", pyarrow.list_(pyarrow.uint64())),
     ("answers", pyarrow.list_(pyarrow.uint64())),  # the shingles of kept answers
     ("cell", pyarrow.int32()),  # of the traffic mix
@@ -58,6 +59,7 @@ class ChunkWriter:
         self.prompts += 1
         written = {"record": json_line(prompt.record()), "license": prompt.license or "", "origin": prompt.source}
         hashes = {"id_hash": signature.id, "text_hash": signature.text, "mode_hash": signature.mode}
+        hashes["opening_hash"] = signature.opening
         compared = {**hashes, "shingles": signature.shingles, "answers": signature.answers, "cell": cell}
         bands = dict(zip(band_names(len(signature.bands)), signature.bands, strict=True))
         self._add({"line": line, "id": prompt.id, **written, **compared, **bands}, len(written["record"]))

@@ -49,7 +49,7 @@ class Rules:
         """Return everything that the result depends on, except the sources: settings, and the state of their files."""
         files = [benchmark.state for benchmark in self.benchmarks]
         files.append([file_state(str(file)) for file in self.privacy.files()])
-        files.append([file_state(str(file)) for file in self.known.values()])
+        files.append([file_state(file) for file in self.known.values()])
         if self.traffic is not None:
             files.append(self._sample_source(self.traffic).fingerprint())
         markers = {"markers": self.markers.plain()} if self.markers else {}

@@ -4,7 +4,7 @@ A worker opens its chunk by itself, so that rows do not travel between processes
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from loky import ProcessPoolExecutor
 from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.progress import Bar
 from eagle3.prompts.chunks import READING, ChunkWriter, ScannedChunk, chunk_writer
-from eagle3.prompts.overlap.duplicates import Signer, known_prompt
+from eagle3.prompts.overlap.duplicates import known_prompt
 from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Check, Prompt, Refused, is_unicode
 from eagle3.prompts.reading.rows import read_prompt
@@ -41,13 +41,21 @@ class ScanTask:
 
 def scan_tasks(sources: list[Source], chunk_bytes: int, settings: Any) -> list[ScanTask]:
     """Cut the sources, in the order of their files. settings: what else the result of a chunk depends on."""
-    tasks = []
-    for number, source in enumerate(sources):
-        for file in source.files:
-            depends_on = [settings, source.inputs(), file_state(file)]
-            for chunk in cut(file, chunk_bytes):
-                tasks.append(ScanTask(number, chunk, sha256_json([*depends_on, chunk.start, chunk.end])[:32]))
-    return tasks
+    return [
+        task
+        for number, source in enumerate(sources)
+        for task in file_tasks(source.files, chunk_bytes, [settings, source.inputs()], source=number)
+    ]
+
+
+def file_tasks(files: list[str], chunk_bytes: int, depends_on: list[Any], source: int | None = None) -> list[ScanTask]:
+    """Cut files of one source; without its number, each is a source of its own."""
+    return [
+        ScanTask(number if source is None else source, chunk, sha256_json([*state, chunk.start, chunk.end])[:32])
+        for number, file in enumerate(files)
+        for state in [[*depends_on, file_state(file)]]
+        for chunk in cut(file, chunk_bytes)
+    ]
 
 
 class Scanner:
@@ -107,36 +115,24 @@ def checked(found: Prompt | Refused, checks: list[Check], counts: dict[str, Coun
     return found
 
 
-class KnownScanner:
+class KnownScanner(Scanner):
     """Signs the prompts of a chunk that an earlier run kept; they are neither checked nor written again."""
 
-    def __init__(self, folder: Path, signer: Signer, *, keep_answers: bool):
-        self.folder, self.signer, self.keep_answers = folder, signer, keep_answers
+    def __init__(self, scanner: Scanner):
+        self.folder, self.signer, self.keep_answers = scanner.folder, scanner.signer, scanner.keep_answers
 
-    def __call__(self, task: ScanTask) -> ScannedChunk:
-        path = self.folder / f"{task.key}.parquet"
-        if not path.exists():
-            with chunk_writer(path, self.signer.bands) as writer:
-                for line, row in chunk_rows(task.chunk, shape_of(None, None)):
-                    prompt = known_prompt(row, keep_answers=self.keep_answers)
-                    if prompt is None:
-                        raise InputError(
-                            f"prompts.duplicates.known: {task.chunk.file} has a row that is no prompt of this stage; "
-                            f"make it again: {MAKE_PROMPTS}"
-                        )
-                    writer.lines = line
-                    writer.keep(line, prompt, self.signer(prompt), None)
-                writer.finish(file=file_name(task.chunk.file), start=task.chunk.start, counts={})
-        return ScannedChunk.read(path, task.source)
-
-
-def known_tasks(files: list[Path], chunk_bytes: int, settings: Any) -> list[ScanTask]:
-    """Cut the prompts of earlier runs. settings: what else their signatures depend on."""
-    return [
-        ScanTask(number, chunk, sha256_json([settings, file_state(str(file)), chunk.start, chunk.end])[:32])
-        for number, file in enumerate(files)
-        for chunk in cut(str(file), chunk_bytes)
-    ]
+    def scan(self, task: ScanTask, path: Path) -> None:
+        with chunk_writer(path, self.signer.bands) as writer:
+            for line, row in chunk_rows(task.chunk, shape_of(None, None)):
+                prompt = known_prompt(row, keep_answers=self.keep_answers)
+                if prompt is None:
+                    raise InputError(
+                        f"prompts.duplicates.known: {task.chunk.file} has a row that is no prompt of this stage; "
+                        f"make it again: {MAKE_PROMPTS}"
+                    )
+                writer.lines = line
+                writer.keep(line, prompt, self.signer(prompt), None)
+            writer.finish(file=file_name(task.chunk.file), start=task.chunk.start, counts={})
 
 
 class Enough:
@@ -186,10 +182,7 @@ def scan(tasks: list[ScanTask], scanner: Scanner, *, enough: Enough, processes: 
             progress.update(task.chunk.size)
 
 
-Scan = Callable[[ScanTask], ScannedChunk]
-
-
-def in_order(scanner: Scan, tasks: Iterable[ScanTask], processes: int) -> Iterator[tuple[ScanTask, ScannedChunk]]:
+def in_order(scanner: Scanner, tasks: Iterable[ScanTask], processes: int) -> Iterator[tuple[ScanTask, ScannedChunk]]:
     """Yield each task with its chunk. The scanner is pickled to every process once; one process runs here.
 
     Takes a few `tasks` ahead of the chunks. Raises InputError if a process is killed.
@@ -217,10 +210,10 @@ def in_order(scanner: Scan, tasks: Iterable[ScanTask], processes: int) -> Iterat
         pool.shutdown(kill_workers=True)
 
 
-_of_this_process: Scan | None = None
+_of_this_process: Scanner | None = None
 
 
-def _start(scanner: Scan) -> None:
+def _start(scanner: Scanner) -> None:
     global _of_this_process
     _of_this_process = scanner
 

@@ -279,12 +279,13 @@ class Selection:
             self._refuse(f"number >= {past}", f"'{LIMIT}'")
 
     def hold_out(self, wanted: int, duplicates: DuplicateSettings, seed: int) -> int:
-        """Hold out up to `wanted` of the kept prompts, in groups of similar questions; return their number.
+        """Hold out up to `wanted` of the kept prompts, in groups of related questions; return their number.
 
         Groups are drawn by a hash of text and seed.
 
-        Prompts of one question in several modes, or with several answers, are one group, and so is a chain of near
-        duplicates. A group that is larger than the number that is still missing is left to the training.
+        Prompts of one question in several modes, or with several answers, are one group, and so are a chain of near
+        duplicates, and conversations that begin with the same questions. A group that is larger than the number that is
+        still missing is left to the training.
         """
         self._find_similar("related", "SELECT text, number FROM kept", duplicates, within_modes=False)
         self._store("roots", self._roots())
@@ -305,7 +306,7 @@ class Selection:
         return wanted - missing
 
     def _roots(self) -> pyarrow.Table:
-        """Return the texts of `related`, each with the smallest text of its group."""
+        """Return the texts that are related or have the same opening, each with the smallest text of its group."""
         root: dict[int, int] = {}
 
         def find(text: int) -> int:
@@ -314,7 +315,12 @@ class Selection:
                 text = above
             return text
 
-        pairs = self.db.execute("SELECT one, other FROM related")
+        pairs = self.db.execute("""
+            SELECT one, other FROM related
+            UNION ALL
+            SELECT text_hash AS one, min(text_hash) OVER (PARTITION BY opening_hash) AS other
+            FROM scanned SEMI JOIN kept USING (number) QUALIFY one <> other
+        """)
         while rows := pairs.fetchmany(10_000):
             for one, other in rows:
                 first, second = sorted((find(one), find(other)))

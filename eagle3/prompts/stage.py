@@ -12,13 +12,12 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from loky import cpu_count
 
 from eagle3.errors import InputError
 from eagle3.prompts.chunks import READING, ScannedChunk
-from eagle3.prompts.growing import GrowingSource
 from eagle3.prompts.ledger import (
     LISTED,
     Counts,
@@ -32,7 +31,7 @@ from eagle3.prompts.ledger import (
 from eagle3.prompts.reading.sources import Source, configured_sources, require_unique_names
 from eagle3.prompts.report import write_report
 from eagle3.prompts.rules import Rules
-from eagle3.prompts.scan import Enough, KnownScanner, Scanner, ScanTask, in_order, known_tasks, scan, scan_tasks
+from eagle3.prompts.scan import Enough, KnownScanner, Scanner, ScanTask, file_tasks, in_order, scan, scan_tasks
 from eagle3.prompts.selection import HELD_OUT, KNOWN, Selection
 from eagle3.secrets import public
 from eagle3.settings.parts import plain
@@ -42,7 +41,22 @@ from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 12  # raise it when the same rows would give other prompts, so that older prompts are made again
+FORMAT = 13  # raise it when the same rows would give other prompts, so that older prompts are made again
+
+
+class GrowingSource(Protocol):
+    """A source whose rows are made while the stage runs, as many as pass what the stage checks. It comes before all
+    others, so that the limit of all prompts does not cut it off."""
+
+    def source(self) -> Source:
+        """Return the source with the files that it has now, without a limit."""
+
+    def wanted(self, others: int) -> int:
+        """Return how many of its prompts are to be kept, next to `others` of the other sources."""
+
+    def grow(self, kept: int, wanted: int, refused: Counter[str]) -> None:
+        """Add files, because `wanted` prompts are not reached: `kept` of the rows so far are, the others were `refused`
+        for these reasons. Raises InputError if more rows do not help."""
 
 
 def prepare_prompts(
@@ -86,10 +100,11 @@ def prepare_prompts(
 
     limited = found
     if growing is not None:
-        found[0], limit = _grown(growing, found, select)
+        found[0], limit = _grown(growing, found, select, folder)
         limited = [replace(found[0], limit=limit), *found[1:]]
-    counts, traffic = _write(work, limited, select, rules, settings)
-    sets = [*zip(folders, _made(work)[: len(folders)], counts, strict=True)]
+    new = [work / "made", work / "made_held_out"][: len(folders)]
+    counts, traffic = _write(new, limited, select, rules, settings)
+    sets = [*zip(folders, new, counts, strict=True)]
     for each, made, _ in sets:
         _require_not_answered(each, made / "prompts.jsonl")
     inputs = _inputs(made_by, found, settings)  # a source that grows is another one now
@@ -118,11 +133,6 @@ def _require_held_out_as_before(settings: StageSettings, held_out: Path) -> None
             f"prompts.held_out=null would train on the prompts that an earlier run held out in {held_out}; set "
             f"prompts.held_out as before, take another out_dir, or delete {held_out.parent}"
         )
-
-
-def _made(work: Path) -> tuple[Path, Path]:
-    """Return the folders of the new files: of the prompts to train on, and of those that are held out."""
-    return work / "made", work / "made_held_out"
 
 
 def _warn_of_few(ledger: dict) -> None:
@@ -182,7 +192,9 @@ def _selected(
     enough = Enough(sources, limit=None if rules.traffic else settings.limit)  # the mix draws from all rows
     if grows:
         enough.wanted[0] = None
-    known = _known_chunks(scanner, rules, settings, processes)
+    depends_on = [FORMAT, scanner.keep_answers, plain(rules.duplicates)]
+    known_tasks = file_tasks([*rules.known.values()], int(settings.chunk_mb * 1e6), depends_on)
+    known = [chunk for _, chunk in in_order(KnownScanner(scanner), known_tasks, min(processes, len(known_tasks)))]
     while True:
         chunks = list(scan(tasks, scanner, enough=enough, processes=processes))
         if not any(chunk.summary["prompts"] for chunk in chunks) and not grows:
@@ -195,16 +207,13 @@ def _selected(
             return
 
 
-def _known_chunks(scanner: Scanner, rules: Rules, settings: StageSettings, processes: int) -> list[ScannedChunk]:
-    """Sign the prompts of earlier runs, in their order."""
-    depends_on = [FORMAT, scanner.keep_answers, plain(rules.duplicates)]
-    tasks = known_tasks([*rules.known.values()], int(settings.chunk_mb * 1e6), depends_on)
-    known = KnownScanner(scanner.folder, rules.signer, keep_answers=scanner.keep_answers)
-    return [chunk for _, chunk in in_order(known, tasks, min(processes, len(tasks)))]
+def _grown(
+    growing: GrowingSource, sources: list[Source], select: Callable[..., Any], folder: Path
+) -> tuple[Source, int]:
+    """Let the growing source, which is the first, add rows until enough are kept; return it and that number.
 
-
-def _grown(growing: GrowingSource, sources: list[Source], select: Callable[..., Any]) -> tuple[Source, int]:
-    """Let the growing source, which is the first, add rows until enough are kept; return it and that number."""
+    Raises InputError before any row is added to those whose prompts, in `folder`, are answered.
+    """
     others = 0
     if len(sources) > 1:
         with select(sources, first=1) as (chunks, selection):
@@ -220,14 +229,16 @@ def _grown(growing: GrowingSource, sources: list[Source], select: Callable[..., 
                 refused += sum((Counter(each.summary["rejected"]) for each in chunks if each.source == 0), Counter())
         if kept >= wanted:
             return source, wanted
+        if source.files and _answered(folder) is not None:
+            raise _of_other_prompts(folder)
         growing.grow(kept, wanted, refused)
 
 
 def _write(
-    work: Path, sources: list[Source], select: Callable[..., Any], rules: Rules, settings: StageSettings
+    folders: list[Path], sources: list[Source], select: Callable[..., Any], rules: Rules, settings: StageSettings
 ) -> tuple[list[dict[str, Counts]], dict | None]:
-    """Write the selected prompts to the folders of `_made`; return the counts of each by source, and the report of the
-    traffic mix.
+    """Write the selected prompts to the first folder, those that are held out to the second, if there is one; return
+    the counts of each by source, and the report of the traffic mix.
     """
     sample = rules.sample_cells(rules.traffic) if rules.traffic else Counter()
     with select(sources) as (chunks, selection):
@@ -246,10 +257,9 @@ def _write(
             selection.limit(settings.limit)
         if settings.held_out is not None:
             _hold_out(selection, sum(selection.kept(len(sources))), rules, settings)
-        made, made_held_out = _made(work)
-        counts = [write_prompts(made, sources, chunks, selection)]
-        if settings.held_out is not None:
-            counts.append(write_prompts(made_held_out, sources, chunks, selection, held_out=True))
+        counts = [
+            write_prompts(folder, sources, chunks, selection, held_out=folder is not folders[0]) for folder in folders
+        ]
         return counts, report
 
 
@@ -290,13 +300,22 @@ def _publish(
 
 def _require_not_answered(folder: Path, prompts: Path) -> None:
     """Raise InputError if the answers next to `folder` are to other prompts than those in the new file `prompts`."""
+    if _answered(folder) not in (None, sha256_file(prompts)):
+        raise _of_other_prompts(folder)
+
+
+def _answered(folder: Path) -> str | None:
+    """Return the hash of the prompts that the answers next to `folder` are to; None if there are no answers."""
     manifest = folder.parent / "answers" / "manifest.json"
     if not manifest.exists():
-        return
-    answered = read_json(manifest, made_by="precompute.py 'stages=[answers]'")
-    if answered["prompts_sha256"] != sha256_file(prompts):
-        raise InputError(
-            f"the answers in {manifest.parent} are to other prompts than these would be, so {folder} stays as it is; "
-            f"take another out_dir, continue with the prompts that are there ('stages=[answers,features]'), or delete "
-            f"{manifest.parent} to generate answers again: those in it are lost"
-        )
+        return None
+    return read_json(manifest, made_by="precompute.py 'stages=[answers]'")["prompts_sha256"]
+
+
+def _of_other_prompts(folder: Path) -> InputError:
+    answers = folder.parent / "answers"
+    return InputError(
+        f"the answers in {answers} are to other prompts than these would be, so {folder} stays as it is; "
+        f"take another out_dir, continue with the prompts that are there ('stages=[answers,features]'), or delete "
+        f"{answers} to generate answers again: those in it are lost"
+    )

@@ -36,17 +36,14 @@ def resolve_device(device: str) -> torch.device | None:
 
 def unseen_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> str | None:
     """Say why PyTorch sees none of the GPUs that the driver lists; None if it lists none, or none is to be seen."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not driver.is_dir() or not any(driver.iterdir()) or visible in ("", "-1"):
+    listed = [*driver.iterdir()] if driver.is_dir() else []
+    if not listed or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return None
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
-        why = first_line(error)
-    else:
-        why = "no reason given"
-    where = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible}"
-    return f"PyTorch sees no GPU{where} where the driver lists {len([*driver.iterdir()])} ({why})"
+        return f"PyTorch sees no GPU where the driver lists {len(listed)} ({first_line(error)})"
+    return None
 
 
 def free_bytes(device: str) -> int:

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +55,6 @@ def _longest_before(target: TargetFiles, own: FromTargetSettings) -> int | None:
         raise InputError(f"prompts.from_target.{str(error).removeprefix('sampling.')}") from None
 
 
-@dataclass
-class Gain:
-    """What a round gave."""
-
-    kept_before: int
-    samples: int
-
-
 class TargetPrompts:
     """A `GrowingSource`; its files are in DIR/target_prompts."""
 
@@ -94,7 +86,7 @@ class TargetPrompts:
         }  # fmt: skip
         identity = target.identity.with_template(chat.settings["template_hash"])
         self.store = SampleStore(run.folder, identity, made_with)
-        self.gain: Gain | None = None
+        self.before: int | None = None  # prompts kept before the last round of this run
 
     def source(self) -> Source:
         folder = str(self.store.folder.absolute())
@@ -127,7 +119,7 @@ class TargetPrompts:
             self.store.begin(self._samples(kept, wanted, refused))
         elif not self.store.files:  # fewer prompts may be wanted than when the first round began
             self.store.shorten(first_samples(wanted))
-        self.gain = Gain(kept, self.store.rounds[-1].samples)
+        self.before = kept
         self._sample()
 
     def _samples(self, kept: int, wanted: int, refused: Counter[str]) -> int:
@@ -135,8 +127,8 @@ class TargetPrompts:
         if not self.store.samples:
             return first_samples(wanted)
         share = kept / self.store.samples
-        if self.gain is not None:
-            share = (kept - self.gain.kept_before) / self.gain.samples
+        if self.before is not None:
+            share = (kept - self.before) / self.store.rounds[-1].samples
             if share < self.own.least_kept:
                 raise self._out_of_reach(kept, wanted, share, refused)
         samples = math.ceil((wanted - kept) / max(share, self.own.least_kept) * SPARE)
@@ -148,7 +140,7 @@ class TargetPrompts:
         fewer = f"ask for fewer ({key}={kept}), " if kept else ""
         return InputError(
             f"prompts=from_target: {wanted:,} prompts are out of reach: {kept:,} of {self.store.samples:,} samples are "
-            f"prompts ({reasons}), and of the last {self.gain.samples if self.gain else 0:,} only {share:.1%} are new "
+            f"prompts ({reasons}), and of the last {self.store.rounds[-1].samples:,} only {share:.1%} are new "
             f"(prompts.from_target.least_kept={self.own.least_kept:g}); {fewer}raise prompts.from_target.temperature, "
             f"give several system_prompts there, or loosen the filter that drops most; the samples are kept"
         )

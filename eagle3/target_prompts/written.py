@@ -7,8 +7,7 @@ from eagle3.answers.chat import Chat, Messages, RefusedConversation
 from eagle3.answers.dialogue import NO_CONTENT, seed_of
 from eagle3.engine.endpoint import Answer
 from eagle3.settings.precomputing import Sampling
-from eagle3.target_prompts.quality import checked
-from eagle3.target_prompts.user_turn import UserTurn, first_user_turn, own_tokens, user_turn
+from eagle3.target_prompts.user_turn import UserTurn, checked, first_user_turn, own_tokens, user_turn
 
 NO_ANSWER = "no answer of the target"
 ANSWER_CUT = "the answer before was cut"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.optim import Optimizer
 
-from eagle3.adapters.lightning import skip_needless_moves
+from eagle3.adapters.lightning import resume_after_finished_epochs, skip_needless_moves
 from eagle3.errors import InputError
 from eagle3.head.batch import TttBatch
 from eagle3.head.divergence import PlainDivergence, require_consistent
@@ -103,6 +103,7 @@ class HeadTraining(lightning.LightningModule):
             register_fsdp_forward_method(self, name)
 
     def setup(self, stage: str) -> None:
+        resume_after_finished_epochs(self.trainer)
         skip_needless_moves()
         self.choose_kernels(self.trainer.strategy.root_device, self.trainer.precision)
 

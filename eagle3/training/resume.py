@@ -4,6 +4,7 @@ A run folder has one training. Once it has checkpoints, only its latest one resu
 copies: a resumed run overwrites last.ckpt, and deletes the best checkpoints that the resumed one does not know.
 """
 
+import json
 import logging
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +33,12 @@ MAY_CHANGE = (
     "data.verify",
 )  # fmt: skip
 
+# Of trainer.*: a resumed training may change them, the jobs of a sweep may not.
+OF_TRAINER = (
+    "max_epochs", "max_steps", "max_time", "accumulate_grad_batches", "gradient_clip_val", "val_check_interval",
+    "precision",
+)  # fmt: skip
+
 
 def decisive_settings(config: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that must not change during a training, by config key. `config` is a composed train.yaml.
@@ -42,12 +49,21 @@ def decisive_settings(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in MAY_CHANGE}
 
 
+def settings_of_result(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a finished training depends on, by config key, as JSON has them."""
+    model = {f"model.{key}": value for key, value in config["model"].items()}
+    trainer = {f"trainer.{key}": config["trainer"].get(key) for key in OF_TRAINER}
+    return json.loads(json.dumps({**decisive_settings(config), **model, **trainer, "init_from": config["init_from"]}))
+
+
 class RunCheckpoints:
     """The checkpoints of a run: those in RUN/checkpoints, and their copies in a bucket or another folder."""
 
     def __init__(self, run_dir: Path, copies: str | None) -> None:
         self.run_dir, self.folder = run_dir, run_dir / "checkpoints"
         self.copies = Copies(copies, run_dir) if copies else None
+        if self.copies and isinstance(self.copies.folder, LocalFolder):
+            self._require_elsewhere(self.copies.folder.path)
 
     def resume_from(self, ckpt_path: str | None) -> str | None:
         """Return the local file that `ckpt_path` names; None starts a new training.
@@ -120,6 +136,14 @@ class RunCheckpoints:
         kept = self.folder.glob("*.ckpt")
         return max(kept, key=lambda path: read_checkpoint(path, setting=setting).global_step, default=None)
 
+    def _require_elsewhere(self, copies: Path) -> None:
+        """Raise InputError if the checkpoints would be copied onto themselves: there would be no copy."""
+        if copies.resolve() in (self.run_dir.resolve(), self.folder.resolve()):
+            raise InputError(
+                f"checkpoint_copies={copies} is the run's own folder, hydra.run.dir={self.run_dir}; give a folder on "
+                f"another disk, or a bucket"
+            )
+
     def _require_new(self) -> None:
         latest = self.latest()
         if latest:
@@ -150,7 +174,7 @@ class RunCheckpoints:
                 _download(copies, LAST, copy)
                 there = read_checkpoint(copy, setting=f"checkpoint_copies={place}")
                 here = read_checkpoint(latest, setting=f"hydra.run.dir={self.run_dir}")
-                if differing := _differing(here.record.settings, there.record.settings):
+                if differing := differing_settings(here.record.settings, there.record.settings):
                     raise InputError(
                         f"checkpoint_copies={place} has another training than hydra.run.dir={self.run_dir} "
                         f"({', '.join(differing)}); give the folder of this run's copies, or another hydra.run.dir"
@@ -218,7 +242,7 @@ def require_checkpoint_fits(
         actual_from=f"data.path={as_setting(source.location)}",
     )
     now = {"kind": head.kind, **asdict(head.config)}
-    differing = _differing({"kind": record.kind, **record.head_config}, now)
+    differing = differing_settings({"kind": record.kind, **record.head_config}, now)
     if not torch.equal(checkpoint.weights["head.draft_ids"], head.draft_ids):
         differing.append("other tokens in the draft vocabulary, which is chosen from the store's answers")
     if differing:
@@ -226,7 +250,7 @@ def require_checkpoint_fits(
             f"ckpt_path={path} has another head than this run ({', '.join(differing)}); give the model.* settings, "
             f"init_from and data.path of the run that it comes from"
         )
-    differing = _differing(record.settings, settings)
+    differing = differing_settings(record.settings, settings)
     if differing:
         raise InputError(
             f"ckpt_path={path} was trained with other settings ({', '.join(differing)}); give those of that run "
@@ -249,6 +273,6 @@ def require_epochs(checkpoint: Checkpoint, max_epochs: int | None) -> None:
         )
 
 
-def _differing(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def differing_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     keys = [key for key in before | now if before.get(key) != now.get(key)]
     return [f"{key}={before.get(key)} then, {now.get(key)} now" for key in keys]

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from eagle3.head.batch import TttBatch
-from eagle3.head.segments import Segments
 
 log = logging.getLogger(__name__)
 
@@ -89,42 +88,26 @@ class StaticBatch:
 def enlarged(batch: TttBatch, sizes: Sizes, ttt_steps: int, in_step: Any) -> TttBatch:
     """Return a batch of zeros. What only the host knows is left out: whatever reads it cannot be recorded."""
 
-    def of(tensor: Tensor, rows: int) -> Tensor:
-        return tensor.new_zeros(rows, *tensor.shape[1:])
+    def zeros(part: Any, rows: int, *names: str) -> dict[str, Any]:
+        tensors = {name: getattr(part, name) for name in names}
+        return {name: tensor.new_zeros(rows, *tensor.shape[1:]) for name, tensor in tensors.items()}
 
-    pack = batch.pack
+    of_token = ("input_ids", "turns", "positions", "aux_hidden_states", "teacher_index")
+    pack = zeros(batch.pack, sizes.tokens, *of_token)
+    pack |= zeros(batch.pack, sizes.teachers, "last_hidden_state", "teacher_argmax")
+    segments = [
+        replace(each, **zeros(each, length, "query_bounds", "key_bounds"), most_queries=0, most_keys=0)
+        for each, length in zip(batch.segments, sizes.segments, strict=True)
+    ]
+    in_steps = {"anchors_in_step": in_step[0], "samples_in_step": in_step[1]}
     return replace(
         batch,
-        pack=replace(
-            pack,
-            input_ids=of(pack.input_ids, sizes.tokens),
-            turns=of(pack.turns, sizes.tokens),
-            positions=of(pack.positions, sizes.tokens),
-            aux_hidden_states=of(pack.aux_hidden_states, sizes.tokens),
-            teacher_index=of(pack.teacher_index, sizes.tokens),
-            last_hidden_state=of(pack.last_hidden_state, sizes.teachers),
-            teacher_argmax=of(pack.teacher_argmax, sizes.teachers),
-            token_bounds=(),
-            sample_ids=(),
-            anchors_in_step=in_step[0],
-            samples_in_step=in_step[1],
-        ),
-        anchors=of(batch.anchors, sizes.anchors),
-        anchor_steps=of(batch.anchor_steps, sizes.anchors),
-        anchors_of_sample=of(batch.anchors_of_sample, sizes.anchors),
+        pack=replace(batch.pack, **pack, **in_steps, token_bounds=(), sample_ids=()),
+        **zeros(batch, sizes.anchors, "anchors", "anchor_steps", "anchors_of_sample"),
         anchor_bounds=(),
         turn_bounds=(),
         pair_bounds=every_pair(sizes.anchors, ttt_steps),
-        segments=tuple(
-            Segments(
-                query_bounds=of(each.query_bounds, length),
-                key_bounds=of(each.key_bounds, length),
-                most_queries=0,
-                most_keys=0,
-                causal=each.causal,
-            )
-            for each, length in zip(batch.segments, sizes.segments, strict=True)
-        ),
+        segments=tuple(segments),
     )
 
 

@@ -8,7 +8,8 @@ from eagle3.workers.task import Build, Keyed, Total, Workers
 
 
 class Continued:
-    """`Workers` whose calls are parts of one call of other workers, made by `workers` when the first item comes.
+    """`Workers` whose calls are parts of one call of other workers, made by `workers` when the first item comes. It is
+    also what that call gets: the iterator of all items, and their `Progress`.
 
     All calls must give a `build` that makes the same task: the first one is used. One call at a time: it ends when each
     of its items has a result. The task then waits for the items of the next call, until `close`."""
@@ -32,7 +33,7 @@ class Continued:
         self._items, self._progress = _pushed_back(first, remaining), progress
         self._left = total if isinstance(total, int) else None
         if self._results is None:
-            self._results = self.workers()(build, _Taken(self), self, ahead=ahead, total=lambda: self._left)
+            self._results = self.workers()(build, self, self, ahead=ahead, total=lambda: self._left)
         for results in self._results:
             self._out -= len(results)
             self._left = None if self._left is None else self._left - len(results)
@@ -45,7 +46,10 @@ class Continued:
         self._progress.note = self.note
         self._progress.add(ended=ended, tokens=tokens)
 
-    def take(self) -> Keyed:
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Keyed:
         """Return the next item. StopIteration means that there is none at the moment: iterators of `Workers` are asked
         again after each result."""
         item = next(self._items)
@@ -77,19 +81,6 @@ class Continued:
         results, self._results = self._results, None
         if results is not None:  # ends at once, also in the middle of items
             results.close()  # type: ignore[attr-defined]
-
-
-class _Taken:
-    """The items of all calls, one after the other; StopIteration only says that there is none at the moment."""
-
-    def __init__(self, calls: Continued) -> None:
-        self.calls = calls
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Keyed:
-        return self.calls.take()
 
 
 def _pushed_back(first: Keyed, rest: Iterator[Keyed]) -> Iterator[Keyed]:

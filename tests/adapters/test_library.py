@@ -44,12 +44,8 @@ def test_an_argument_is_looked_for_in_the_signature() -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.package)
-def test_the_installed_release_is_supported_and_has_all_parts(library: Library) -> None:
+def test_the_installed_release_is_supported_and_the_oldest_is_that_of_pyproject(library: Library) -> None:
     library.require()
-
-
-@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.package)
-def test_the_oldest_supported_version_is_that_of_pyproject(library: Library) -> None:
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     [bound] = [each for each in dependencies if re.match(rf"{library.package}\b(?!-)", each)]
     assert f">={library.oldest}" in bound

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answering import QUICK, errors_of, rows_of, run, write_prompts
-from chats import SETTINGS, assistant, make_tokenizer, user
+from answering import QUICK, rows_of, run, write_prompts
+from chats import SETTINGS, SYSTEM, TEMPLATES, assistant, make_chat, make_tokenizer, user
 from exported_head import tiny_chat
 from stores import ASSETS
 
 import eagle3.answers.huggingface
 from eagle3.answers.calls import LOSES_CALLS, called, calls_in
-from eagle3.answers.chat import LOSES_TEXT, LOSES_TOOLS, Chat
+from eagle3.answers.chat import LOSES_TEXT, LOSES_TOOLS, Chat, RefusedConversation
 from eagle3.answers.dialogue import CALLS_TOOL, NO_CALL, OTHER_CALL, Dialogue
 from eagle3.answers.generate import generate
 from eagle3.answers.imported import CALL_IN_PARTS, ImportedAnswers, imported_rows
@@ -118,6 +118,48 @@ def reasons(dialogue: Dialogue) -> list[str]:
     return [error.reason for error in dialogue.errors]
 
 
+WITHOUT_TOOLS = {"cohere", "deepseekv3", "gemma3", "llama3", "phi3"}  # templates that never read them
+QUESTION = user(f"Does {NAME} know Oslo?")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_tools_are_rendered_as_the_tokenizer_itself_renders_them_or_the_conversation_is_refused(name: str) -> None:
+    chat = make_chat(name)
+    if name in WITHOUT_TOOLS:
+        assert chat.prompt_ids([QUESTION])
+        with pytest.raises(RefusedConversation, match=LOSES_TOOLS):
+            chat.with_tools(TOOLS).prompt_ids([QUESTION])
+        return
+    for messages in ([QUESTION], [SYSTEM, QUESTION, assistant("Yes."), user("And Rome?")]):
+        theirs = chat.tokenizer.apply_chat_template(
+            messages, tools=TOOLS, chat_template=chat._template, add_generation_prompt=True, return_dict=False
+        )
+        assert chat.with_tools(TOOLS).prompt_ids(messages) == theirs != chat.prompt_ids(messages)
+
+
+def test_tools_stay_over_all_turns_and_a_call_that_no_result_is_stored_for_ends_the_conversation() -> None:
+    chat = family_chat("qwen2_5")
+    for answers in (("Rain.", "Sun.", "Because."), ("Rain.", "Sun.", hermes(NAME, OSLO))):  # nothing follows the last
+        dialogue = begin(chat, user("Oslo?"), user("Rome?"), user("Why?"))
+        for answer in answers:
+            say(dialogue, chat, answer)
+        assert not dialogue.waiting and dialogue.errors == []
+        [row] = dialogue.rows  # each prompt goes on from the one before, the tools in front
+        assert len(row.turns) == 3 and chat.decode(row.input_ids).count(f'"description": "{NAME}"') == 1
+    dialogue = begin(chat, user("Oslo?"), user("Rome?"), user("Why?"))
+    say(dialogue, chat, "Rain.")
+    say(dialogue, chat, hermes(NAME, OSLO))
+    assert not dialogue.waiting and reasons(dialogue) == [CALLS_TOOL]
+    assert [len(row.turns) for row in dialogue.rows] == [2]  # the call itself is an answer of the target's
+
+
+def test_a_tool_that_only_the_reasoning_names_ends_no_conversation() -> None:
+    chat = family_chat("qwen3")
+    dialogue = begin(chat, user("Oslo?"), user("Rome?"))
+    say(dialogue, chat, f"<think>\nIs it {NAME}?\n</think>\n\nRain.")
+    assert dialogue.waiting and dialogue.errors == []
+
+
 def test_after_the_stored_call_its_result_is_given_and_is_not_trained(family: tuple[str, Chat]) -> None:
     name, chat = family
     dialogue = begin(chat)
@@ -148,21 +190,18 @@ def test_a_call_as_the_template_writes_it_continues_the_row(name: str) -> None:
     assert ["rain" in each for each in given] == [True, False]
 
 
-OTHERS = {
-    "another argument": (NAME, OSLO | {"town": "Bergen"}),
-    "fewer arguments": (NAME, {"town": "Oslo"}),
-    "more arguments": (NAME, OSLO | {"unit": "C"}),
-    "another tool": ("weather", OSLO),
-}
+OTHERS = [
+    (NAME, OSLO | {"town": "Bergen"}), (NAME, {"town": "Oslo"}), (NAME, OSLO | {"unit": "C"}), ("weather", OSLO),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("other", OTHERS)
-def test_another_call_ends_the_conversation_and_is_an_answer_itself(family: tuple[str, Chat], other: str) -> None:
+def test_another_call_ends_the_conversation_and_is_an_answer_itself(family: tuple[str, Chat]) -> None:
     name, chat = family
-    dialogue = begin(chat)
-    say(dialogue, chat, WRITTEN[name](*OTHERS[other]), END_OF_CALLS.get(name))
-    assert not dialogue.waiting and reasons(dialogue) == [OTHER_CALL]
-    assert [len(row.turns) for row in dialogue.rows] == [1]
+    for other in OTHERS:
+        dialogue = begin(chat)
+        say(dialogue, chat, WRITTEN[name](*other), END_OF_CALLS.get(name))
+        assert not dialogue.waiting and reasons(dialogue) == [OTHER_CALL], other
+        assert [len(row.turns) for row in dialogue.rows] == [1]
 
 
 def test_a_plain_answer_and_a_call_in_each_others_place_end_the_conversation(family: tuple[str, Chat]) -> None:
@@ -176,9 +215,10 @@ def test_a_plain_answer_and_a_call_in_each_others_place_end_the_conversation(fam
     assert len(reasons(dialogue)) == 1 and (name == "gptoss" or reasons(dialogue) == [CALLS_TOOL])
 
 
-@pytest.mark.parametrize("name", sorted(WRITTEN))
-def test_calls_at_a_time_are_compared_in_order_or_refused_where_the_template_knows_one(name: str) -> None:
-    chat = family_chat(name)
+def test_calls_at_a_time_are_compared_in_order_or_refused_where_the_template_knows_one(
+    family: tuple[str, Chat],
+) -> None:
+    name, chat = family
     turns = [user("Oslo, Rome?"), stored(OSLO, ROME), result("rain"), result("sun", 1), user("Sure?")]
     both = [WRITTEN[name](NAME, OSLO), WRITTEN[name](NAME, ROME).rpartition("</think>")[2].removeprefix("\n")]
     dialogue = begin(chat, *turns)
@@ -225,13 +265,11 @@ def test_calls_are_found_in_the_forms_that_hold_json(text: str, found: list) -> 
     assert calls_in(text, {"f", "g", "f.g-h"}) == found
 
 
-@pytest.mark.parametrize(
-    ("own", "is_same"), [("1.0", True), ("1", True), ("true", False), ('"1"', False), ("1.5", False)]
-)
-def test_arguments_are_compared_as_json_values(own: str, is_same: bool) -> None:
+def test_arguments_are_compared_as_json_values() -> None:
     chat = family_chat("qwen2_5").with_tools(TOOLS)
-    text = f'<tool_call>{{"arguments":{{"days":{own}}},"name":"{NAME}"}}</tool_call>'
-    assert (called(chat, [user("a")], chat.encode(text), stored({"days": 1})["tool_calls"]) is not None) == is_same
+    for own, is_same in (("1.0", True), ("1", True), ("true", False), ('"1"', False), ("1.5", False)):
+        text = f'<tool_call>{{"arguments":{{"days":{own}}},"name":"{NAME}"}}</tool_call>'
+        assert (called(chat, [user("a")], chat.encode(text), stored({"days": 1})["tool_calls"]) is not None) == is_same
 
 
 MISTRAL = (
@@ -350,29 +388,6 @@ def test_the_stage_goes_on_after_equal_calls_and_counts_those_that_differ(
     assert all(hermes(NAME, OSLO) not in text for text in calling if QUICK[1] in text)  # what is stored is not shown
 
 
-def test_a_kill_between_a_call_and_what_follows_its_result_ends_with_the_same_rows(
-    target: Any, tmp_path: Any, calling: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chat, prompts = tiny_with_tools(), stage_prompts()
-    whole, out_dir = (write_prompts(tmp_path / name, prompts) for name in ("whole", "killed"))
-    run(target, chat, whole, **TINY)
-    answers = eagle3.answers.huggingface.generate
-
-    def killed(model: Any, prompts: list[list[int]], **settings: Any) -> list[Answer]:
-        if any("sun" in chat.decode(each) for each in prompts):
-            raise KeyboardInterrupt
-        return answers(model, prompts, **settings)
-
-    monkeypatch.setattr(eagle3.answers.huggingface, "generate", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(target, chat, out_dir, **TINY, window=2)
-    assert 0 < len(rows_of(out_dir)) < len(rows_of(whole))
-    monkeypatch.setattr(eagle3.answers.huggingface, "generate", answers)
-    run(target, chat, out_dir, **TINY)
-    assert rows_of(out_dir) == rows_of(whole)
-    assert errors_of(out_dir) == errors_of(whole)
-
-
 # --- imported ---------------------------------------------------------------------------------------------------------
 
 
@@ -403,3 +418,4 @@ def test_an_imported_call_that_is_the_text_of_its_answer_is_trained() -> None:
 def test_imported_answers_after_a_call_that_the_template_loses_are_refused() -> None:
     _, errors = imported(family_chat("lfm2"), *CONVERSATION[:3], assistant("It rains."))
     assert errors == [CALL_IN_PARTS, LOSES_CALLS]
+    assert imported(family_chat("llama3"), user("Oslo?"), assistant("It rains.")) == ([], [LOSES_TOOLS])

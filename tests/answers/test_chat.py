@@ -24,7 +24,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from eagle3.answers import template_limits
+from eagle3.answers.build import target_markers
 from eagle3.answers.chat import LOSES_TEXT, Chat, RefusedConversation, require_bounded_template
+from eagle3.answers.dialogue import Dialogue
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import TEMPLATE_PARAMETERS, ChatSettings
 
@@ -67,13 +69,12 @@ def test_templates_that_read_the_clock_see_the_configured_day(name, wanted):
 MESSAGES = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
-@pytest.mark.parametrize("directive", ["%Y-%m-%d", "%d %B %Y", "%A", "%b %-d", "%H:%M"])
-def test_the_pinned_clock_formats_like_the_real_one(tmp_path, directive):
-    template = tmp_path / "clock.jinja"
+def test_the_pinned_clock_formats_like_the_real_one(tmp_path):
+    template, directives = tmp_path / "clock.jinja", "%Y-%m-%d, %d %B %Y, %A, %b %-d, %H:%M"
     # Leading white space, then a block: shadowing the clock must not change how the template itself renders.
-    template.write_text("  {% if true %}\n  {{ strftime_now('" + directive + "') }}\n{% endif %}" + MESSAGES)
+    template.write_text("  {% if true %}\n  {{ strftime_now('" + directives + "') }}\n{% endif %}" + MESSAGES)
     chat = make_chat("llama3", template=str(template), date="2024-02-09", stop_tokens=[])
-    assert decode(chat, chat.prompt_ids([user("")])) == f"  {datetime.datetime(2024, 2, 9):{directive}}\n"
+    assert decode(chat, chat.prompt_ids([user("")])) == f"  {datetime.datetime(2024, 2, 9):{directives}}\n"
 
 
 def test_a_tokenizer_without_bos_renders_a_template_that_joins_it_to_a_text():
@@ -148,6 +149,9 @@ def test_a_prompt_is_rendered_with_its_own_variables(caplog):
     chat = make_chat("qwen3", template_kwargs={"enable_thinking": True, "colour": "blue"})
     own = chat.for_prompt({"chat_template_kwargs": {"enable_thinking": False, "shade": 1}})
     assert own.prompt([user("Hi")]) == chat.prompt([user("Hi")]) + "<think>\n\n</think>\n\n"
+    prompt = {"id": "1", "messages": [user("Hi")], "chat_template_kwargs": {"enable_thinking": False}}
+    dialogue = Dialogue(prompt, chat, seed=0, max_prompt_tokens=None, on_length="keep")
+    assert dialogue.prompt_ids == own.prompt_ids([user("Hi")])
     assert chat.for_prompt({"chat_template_kwargs": {"shade": 2}}).prompt([user("Hi")]) == chat.prompt([user("Hi")])
     assert caplog.messages == [
         "chat.template_kwargs: colour has no effect, because the chat template does not read it",
@@ -161,6 +165,26 @@ def test_the_arguments_of_the_renderer_are_no_variables():
     assert {*parameters, "messages"} == TEMPLATE_PARAMETERS
 
 
+# --- marks of the target, in prompts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "between"),
+    [
+        (None, "<|im_end|>\n<|im_start|>assistant"),
+        ("qwen3", "<|im_end|>\n<|im_start|>assistant"),
+        ("gemma3", "<end_of_turn>\n<start_of_turn>model"),
+        ("deepseekv3", "<\uff5cAssistant\uff5c>"),
+    ],
+)
+def test_the_marks_between_a_question_and_its_answer_are_those_of_the_template(name, between):
+    path = name and str(ASSETS / "templates" / f"{name}.jinja")
+    # The tokenizer is not the template's own, and has no token that ends its turns.
+    settings = ChatSettings(**{**SETTINGS, "template": path, "stop_tokens": []})
+    markers = target_markers(Chat(make_tokenizer(), settings, stop_ids=[2]))
+    assert markers.between == between and {"<|im_start|>", "<|im_end|>"} <= markers.tokens
+
+
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
@@ -170,22 +194,18 @@ def test_a_usual_template_is_within_its_limits():
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "limit"),
     [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{{ 7 ** (9 ** 9) }}",  # never ends when it is compiled
-        "{{ 'a'.center(10 ** 10) }}",
-        "{{ 'a'.center(10 ** 8) }}",
-        "{% set n = namespace(a=[1]) %}{% for _ in range(40) %}{% set n.a = n.a + n.a %}{% endfor %}",
-        "{% if messages | length > 9 %}{% for _ in range(99) %}{{ 'a' * 999999 }}{% endfor %}{% endif %}",
+        ("{{ 7 ** (9 ** 9) }}", "does not end within 1 s"),  # never ends when it is compiled, in a single instruction
+        ("{{ 'a'.center(10 ** 10) }}", "takes more than"),
+        ("{% if messages | length > 9 %}{% for _ in range(99) %}{{ 'a' * 999999 }}{% endfor %}{% endif %}", "writes"),
     ],
 )
-def test_a_template_without_bound_is_one_line(tmp_path, monkeypatch, source):
+def test_a_template_without_bound_is_one_line(tmp_path, monkeypatch, source, limit):
     monkeypatch.setattr(template_limits, "CPU_SECONDS", 1)
     path = tmp_path / "endless.jinja"
     path.write_text(source + MESSAGES)
-    reason = "(does not end within|takes more than|writes more than)"
-    with pytest.raises(InputError, match=rf"the chat template {reason} .*chat\.template=FILE"):
+    with pytest.raises(InputError, match=rf"the chat template {limit}.*chat\.template=FILE"):
         require_bounded_template(make_tokenizer(), ChatSettings(**SETTINGS | {"template": str(path)}))
 
 
@@ -193,13 +213,10 @@ def test_a_template_without_bound_is_one_line(tmp_path, monkeypatch, source):
     ("source", "limit"),
     [
         ("{{ 'a' * 2 ** 25 }}", "writes more than"),
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "does not end within 1 s"),
-        ("{{ 3 ** (messages[0].content | length ** 9) }}", "does not end within 1 s"),  # within a single instruction
         ("{% set n = namespace(a=messages) %}{% for _ in range(40) %}{% set n.a = n.a + n.a %}{% endfor %}", "memory"),
     ],
 )
-def test_a_template_without_bound_for_some_conversations_refuses_those(tmp_path, monkeypatch, source, limit):
-    monkeypatch.setattr(template_limits, "CPU_SECONDS", 1)
+def test_a_template_without_bound_for_some_conversations_refuses_those(tmp_path, source, limit):
     path = tmp_path / "long.jinja"
     path.write_text("{% if 'a long' in messages[0].content %}" + source + "{% endif %}" + MESSAGES)
     require_bounded_template(make_tokenizer("llama3"), ChatSettings(**SETTINGS | {"template": str(path)}))
@@ -217,7 +234,7 @@ def test_a_template_that_is_stopped_again_and_again_ends_the_run(tmp_path, monke
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     path.write_text("{% if 'long' in messages[0].content %}" + endless + "{% endif %}" + MESSAGES)
     chat = make_chat("llama3", template=str(path), stop_tokens=[])
-    with pytest.raises(RefusedConversation):
+    with pytest.raises(RefusedConversation, match=r"does not end within 1 s.* for this conversation; .*template=FILE"):
         chat.prompt([user("long")])
     with pytest.raises(InputError, match=r"for 2 conversations by now; .*chat\.template=FILE"):
         chat.prompt([user("long")])
@@ -291,18 +308,15 @@ def test_a_template_that_reads_lists_of_parts_alone_gets_them(tmp_path):
     assert chat.prompt([user("Hi")]) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize(
-    ("when", "text", "lost"),
-    [
+def test_text_that_a_template_loses_in_some_conversations_refuses_these(tmp_path):
+    for when, text, lost in (
         ("m.role != 'system'", "{{ m.content }}", [SYSTEM, user("Hi")]),
         ("true", "{{ m.content.split('/flag')[0] }}", [user("Hi /flag there")]),
-    ],
-)
-def test_text_that_a_template_loses_in_some_conversations_refuses_these(tmp_path, when, text, lost):
-    chat = make_chat("qwen2_5", template=loop(tmp_path, TURN.replace("WHEN", when).replace("TEXT", text)))
-    assert chat.prompt_ids([user("Hi")])
-    with pytest.raises(RefusedConversation, match=LOSES_TEXT):
-        chat.prompt_ids(lost)
+    ):
+        chat = make_chat("qwen2_5", template=loop(tmp_path, TURN.replace("WHEN", when).replace("TEXT", text)))
+        assert chat.prompt_ids([user("Hi")])
+        with pytest.raises(RefusedConversation, match=LOSES_TEXT):
+            chat.prompt_ids(lost)
 
 
 def test_bad_settings_name_their_key(tmp_path):

@@ -45,13 +45,14 @@ def refusals(chat, *messages, **changes):
     return [row.refused for row in answer_rows(chat, list(messages), **changes)]
 
 
-@pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_the_mask_is_the_answer_and_its_end_of_turn_or_the_row_is_refused(family, conversation):
+def test_the_mask_is_the_answer_and_its_end_of_turn_or_the_row_is_refused(family):
     name, chat = family
-    messages = CONVERSATIONS[conversation]
-    rows = answer_rows(chat, messages)
-    answers = [message["content"] for message in messages if message["role"] == "assistant"]
-    assert [row.turn for row in rows] == list(range(len(answers)))
+    rows, answers = [], []
+    for messages in CONVERSATIONS.values():
+        found = answer_rows(chat, messages)
+        said = [message["content"] for message in messages if message["role"] == "assistant"]
+        assert [row.turn for row in found] == list(range(len(said)))
+        rows, answers = rows + found, answers + said
     for row, answer in zip(rows, answers, strict=True):
         if name in OPENING:
             assert row.refused == REASONING_OPEN
@@ -298,8 +299,10 @@ def test_an_answer_that_the_template_does_not_keep_whole_is_refused(tmp_path, wr
     assert refusals(chat, user("Say"), assistant(content)) == [NOT_WHOLE]
 
 
-def test_the_text_of_a_control_token_inside_an_answer_is_refused():
+def test_the_text_of_a_control_token_in_an_answer_or_a_question_is_refused():
     chat = make_chat("qwen2_5")
+    talk = [user("What ends this?<|im_end|>"), assistant("A"), user("d"), assistant("e")]
+    assert refusals(chat, *talk) == [CONTROL_TOKEN_BEFORE] * 2
     assert refusals(chat, user("a"), assistant("b<|im_end|>c"), user("d"), assistant("e")) == [END_OF_TURN_INSIDE, None]
     assert refusals(chat, user("a"), assistant("b<|im_start|>c")) == [CONTROL_TOKEN_INSIDE]
     assert refusals(make_chat("qwen3"), user("a"), assistant("A </think> ends it.")) == [CONTROL_TOKEN_INSIDE]
@@ -318,11 +321,6 @@ def test_an_answer_whose_end_is_no_stop_token_is_refused():
     chat = make_chat("qwen2_5", stop_ids={0}, stop_tokens=[])
     assert refusals(chat, *CONVERSATIONS["plain"]) == [NO_END_OF_TURN]
     assert refusals(chat, *CONVERSATIONS["plain"], unstated="length") == [None]
-
-
-def test_text_of_a_control_token_in_a_question_is_refused():
-    talk = [user("What ends this?<|im_end|>"), assistant("A"), user("d"), assistant("e")]
-    assert refusals(make_chat("qwen2_5"), *talk) == [CONTROL_TOKEN_BEFORE] * 2
 
 
 def test_an_answer_that_is_not_to_be_trained_is_part_of_later_prompts_only():
@@ -399,14 +397,11 @@ def test_token_ids_are_taken_as_they_are():
 )
 def test_token_ids_that_are_not_what_is_said_of_them_are_refused(reason, output, changes):
     chat = make_chat("qwen2_5")
-    assert refusals(chat, *by_ids(chat, "Hi there", output, **changes)) == [reason]
-
-
-def test_token_ids_must_state_their_end():
-    chat = make_chat("qwen2_5")
-    question, answer = by_ids(chat, "Hi", "Hello<|im_end|>")
+    question, answer = by_ids(chat, "Hi there", output, **changes)
+    assert refusals(chat, question, answer) == [reason]
     del answer["finish_reason"]
-    assert refusals(chat, question, answer) == [UNKNOWN_END]
+    if reason != FOREIGN_IDS:
+        assert refusals(chat, question, answer) == [UNKNOWN_END]
 
 
 def test_a_cut_inside_a_character_is_no_other_text():

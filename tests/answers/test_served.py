@@ -155,14 +155,18 @@ def test_a_run_without_servers_ends_in_one_line_and_the_next_one_continues(
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "name", "message"),
     [
-        ({"model_path": "/another"}, r"serves /another, the target is target\.path=.*answers\.served_as=/another"),
-        ({"template": "{% for m in messages %}{{ m.content }}{% endfor %}"}, "renders other prompts than this run"),
-        ({"vocabulary": True}, "has another tokenizer than target.path"),
+        ({"model_path": "/another"}, "sglang", r"serves /another, .*target\.path=.*answers\.served_as=/another"),
+        ({"model_path": "/another"}, "openai", r"serves /another, .*target\.path=.*answers\.served_as=/another"),
+        (
+            {"template": "{% for m in messages %}{{ m.content }}{% endfor %}"},
+            "sglang",
+            "renders other prompts than this",
+        ),
+        ({"vocabulary": True}, "openai", "has another tokenizer than target.path"),
     ],
 )
-@pytest.mark.parametrize("name", ["sglang", "openai"])
 def test_a_server_of_another_target_is_refused_before_it_answers(
     ask: Ask, server: ProtocolServer, target: Target, name: str, change: dict[str, Any], message: str
 ) -> None:
@@ -229,25 +233,6 @@ def test_a_server_that_hangs_at_the_start_says_so_before_the_time_of_an_answer_i
     monkeypatch.setattr(served, "PROBE_S", 0.2)
     with serving(server) as url, pytest.raises(InputError, match=r"does not answer .*no answer within 0\.2 s"):
         ask([url], name=name)
-
-
-@pytest.mark.parametrize("path", ["server_info", "completions", "generate"])
-def test_a_server_that_redirects_ends_the_run_and_the_other_host_gets_nothing(
-    ask: Ask, server: ProtocolServer, path: str
-) -> None:
-    other = ProtocolServer(server.decode, dict(server.arguments), tokenizer=server.tokenizer)
-
-    async def redirect(request: web.Request) -> web.Response:
-        return web.Response(status=307, headers={"Location": f"{theirs}{request.path}"})
-
-    setattr(server, path, redirect)
-    with (
-        serving(server) as url,
-        serving(other) as theirs,
-        pytest.raises(InputError, match=r"redirects to 127\.0\.0\.1"),
-    ):
-        ask([url])
-    assert other.received == []
 
 
 def test_a_copy_of_the_target_and_a_name_that_is_said_are_taken(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pairs import all_pairs
 from stores import open_store, random_samples, write_store
 
 from eagle3.data.plan import PlannedPack, plan_epoch
@@ -27,7 +26,7 @@ def ids(packs: Sequence[PlannedPack]) -> list[str]:
     return [ref.entry.id for pack in packs for ref in pack.samples]
 
 
-@all_pairs(world_size=[1, 2, 3, 5], accumulate=[1, 3, 4])
+@pytest.mark.parametrize(("world_size", "accumulate"), [(1, 1), (1, 4), (3, 1), (5, 3)])
 def test_ranks_share_the_samples_in_as_many_packs_each_and_divide_by_the_whole_step(
     samples: Samples, world_size: int, accumulate: int
 ) -> None:

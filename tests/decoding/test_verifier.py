@@ -11,11 +11,11 @@ from eagle3.decoding.speculate import Speculator, plain_greedy
 from eagle3.decoding.verifier import verifier
 from eagle3.target.capture import Capture
 
-WINDOWED = ("mistral", "gemma3_text", "gpt_oss", "phi3", "llama4_text")  # shorter than PROMPT
+WINDOWED = ("mistral", "gemma3_text", "gpt_oss", "llama4_text")  # shorter than PROMPT
 RECURRENT = ("qwen3_next", "falcon_h1")
 
 
-@pytest.mark.parametrize("family", ["llama", *WINDOWED, "deepseek_v3", "qwen3_moe", *RECURRENT])
+@pytest.mark.parametrize("family", ["llama", *WINDOWED, "deepseek_v3", *RECURRENT])
 def test_greedy_tokens_equal_hugging_face_generate(family):
     """Targets with a recurrent state are read step by step; the same drafts are accepted."""
     target = make_target(hybrid_config(family) if family in RECURRENT else text_config(family, 5))

@@ -12,7 +12,7 @@ from protocol_server import ProtocolServer
 from serving_fixtures import free_port, serving
 
 from eagle3.engine import client
-from eagle3.engine.client import KEY, RequestRefused, ServerBusy, ServerFailed, ask, new_session
+from eagle3.engine.client import KEY, RequestRefused, ServerBusy, ServerFailed, new_session
 from eagle3.engine.endpoint import Answer, Endpoint, OpenAICompletions, Request, SGLang
 from eagle3.errors import InputError
 
@@ -49,29 +49,6 @@ def test_token_ids_and_the_finish_reason_come_back(protocol: Any, token_ids: lis
     assert (sampling["stop_token_ids"], sampling.get("sampling_seed", body.get("seed"))) == ([2], 3)
 
 
-def test_a_connection_that_a_server_may_be_closing_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert client.IDLE_S < 5, "servers close connections after 5 s"
-    monkeypatch.setattr(client, "IDLE_S", 0.1)
-    connections = set()
-
-    async def accepted(request: web.Request) -> web.Response:
-        assert request.transport is not None
-        connections.add(request.transport.get_extra_info("peername"))
-        return web.json_response({})
-
-    async def ask_twice(url: str) -> None:
-        async with new_session(timeout_s=60) as session:
-            for _ in range(2):
-                await ask(session, f"{url}/server_info")
-                await asyncio.sleep(0.3)
-
-    server = answering([7, 2], "stop")
-    server.server_info = accepted  # type: ignore[method-assign]
-    with serving(server) as url:
-        asyncio.run(ask_twice(url))
-    assert len(connections) == 2
-
-
 @pytest.mark.parametrize("token_ids", [[7, 8, 2], [2]])
 def test_a_stop_token_that_is_left_out_and_named_is_put_back(token_ids: list[int]) -> None:
     server = answering(token_ids, "stop")
@@ -88,10 +65,8 @@ def test_a_stop_token_that_is_left_out_and_named_is_put_back(token_ids: list[int
         ([7, 2, 8, 2], "stop", "continues after an end of turn"),
         ([7] * 9, "length", "longer than sampling.max_new_tokens"),
         ([], "length", "no token ids"),
-        ([7, -1], "length", "outside the target's vocabulary"),
         ([7, 9], "length", "outside the target's vocabulary"),
         (["7"], "length", "outside the target's vocabulary"),
-        ([[7]], "stop", "outside the target's vocabulary"),
         ([7], "content_filter", "ended by 'content_filter'"),
     ],
 )
@@ -118,9 +93,12 @@ def test_a_status_says_whether_another_server_may_answer(protocol: Any, status: 
 @pytest.mark.parametrize(
     "text",
     [
-        "[]", "{", '{"choices": 3, "meta_info": 3}', "null", '{"choices": [{"token_ids": 5, "finish_reason": "stop"}]}',
+        100_000 * "[",
+        "null",
+        '{"choices": 3, "meta_info": 3}',
+        '{"choices": [{"token_ids": 5, "finish_reason": "stop"}]}',
     ],
-)  # fmt: skip
+)
 def test_a_body_that_is_no_answer_is_the_servers_failure(protocol: Any, text: str) -> None:
     server = answering([7, 2], "stop")
     server.fault = lambda number: web.Response(text=text)
@@ -128,84 +106,34 @@ def test_a_body_that_is_no_answer_is_the_servers_failure(protocol: Any, text: st
         complete(protocol(url))
 
 
-def nested(depth: int) -> str:
-    return depth * "[" + depth * "]"
-
-
 @by_protocol
-@pytest.mark.parametrize("status", [200, 500])
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_reply_has_a_bounded_size_also_one_that_is_packed(
-    protocol: Any, status: int, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_has_a_bounded_size_also_one_that_is_packed(protocol: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "LONGEST_REPLY", 2**20)
     server, sent = answering([7, 2], "stop"), []
 
-    async def endless(response: web.StreamResponse) -> None:
-        zeros = zlib.compressobj(wbits=31)
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response, zeros = web.StreamResponse(headers={"Content-Encoding": "gzip"}), zlib.compressobj(wbits=31)
+        await response.prepare(request)
         while True:
             part = bytes(2**20)
-            await response.write(zeros.compress(part) + zeros.flush(zlib.Z_SYNC_FLUSH) if packed else part)
+            await response.write(zeros.compress(part) + zeros.flush(zlib.Z_SYNC_FLUSH))
             sent.append(len(part))
 
-    async def reply(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(status=status, headers={"Content-Encoding": "gzip"} if packed else {})
-        await response.prepare(request)
-        await endless(response)
-        return response
-
-    server.generate = server.completions = reply  # type: ignore[method-assign]
+    server.generate = server.completions = endless  # type: ignore[method-assign]
     with serving(server) as url, pytest.raises(ServerFailed, match=r"longer than 1048576 bytes"):
         complete(protocol(url))
     assert sum(sent) < 2**30
 
 
 @by_protocol
-@pytest.mark.parametrize(
-    "text",
-    [
-        nested(1000),
-        nested(100_000),
-        *(f'{{"meta_info": {{"finish_reason": {reason}}}, "output_ids": [7], '
-          f'"choices": [{{"token_ids": [7], "finish_reason": {nested(900)}}}]}}'
-          for reason in (f'{{"type": {nested(900)}}}', f'{{"type": "abort", "message": {nested(900)}}}')),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("status", [200, 500])
-def test_a_deeply_nested_reply_is_the_servers_failure(protocol: Any, text: str, status: int) -> None:
-    server = answering([7, 2], "stop")
-    server.fault = lambda number: web.Response(text=text, status=status)
-    with serving(server) as url, pytest.raises(ServerFailed):
-        complete(protocol(url))
-
-
-@by_protocol
-@pytest.mark.parametrize("status", [302, 307, 308])
-def test_a_request_is_not_sent_on_to_another_server(protocol: Any, status: int) -> None:
+def test_a_request_is_not_sent_on_to_another_server(protocol: Any) -> None:
     server, other = answering([7, 2], "stop"), answering([7, 2], "stop")
     with serving(server) as url, serving(other) as theirs:
         place = theirs.replace("127.0.0.1", "localhost") + "/generate?key=k3y"
-        server.fault = lambda number: web.Response(status=status, headers={"Location": place})
-        with pytest.raises(InputError, match=rf"{url}/.* redirects to localhost \(HTTP {status}\).*not followed; give"):
+        server.fault = lambda number: web.Response(status=307, headers={"Location": place})
+        with pytest.raises(InputError, match=rf"{url}/.* redirects to localhost \(HTTP 307\).*not followed; give"):
             complete(protocol(url))
     assert other.received == []
-
-
-@by_protocol
-@pytest.mark.parametrize("text", ["null", '{"data": 3}'])
-def test_a_model_whose_name_cannot_be_read_is_the_servers_failure(protocol: Any, text: str) -> None:
-    async def model_name(url: str) -> str | None:
-        async with new_session(timeout_s=60) as session:
-            return await protocol(url).model_name(session)
-
-    server = answering([7, 2], "stop")
-    server.information = text
-    with serving(server) as url:
-        if protocol is SGLang and text.startswith("{"):
-            assert asyncio.run(model_name(url)) is None
-        else:
-            with pytest.raises(ServerFailed, match=r"its /(server_info|v1/models) is not"):
-                asyncio.run(model_name(url))
 
 
 @by_protocol

@@ -80,15 +80,7 @@ def test_a_taken_port_is_one_line_before_anything_starts(start: Start) -> None:
     assert server.process is None
 
 
-def test_a_host_that_is_not_known_is_one_line(start: Start) -> None:
-    with pytest.raises(InputError, match=r"launch\.host=no\.such\.host\.invalid launch\.port=\d+: "):
-        start(host="no.such.host.invalid").__enter__()
-
-
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [("0.0.0.0", "http://127.0.0.1:30000"), ("::1", "http://[::1]:30000"), ("gpu1", "http://gpu1:30000")],
-)
+@pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:30000"), ("::1", "http://[::1]:30000")])
 def test_the_url_is_one_that_this_machine_can_ask(start: Start, host: str, url: str) -> None:
     assert start(host=host, port=30000).url == url
 

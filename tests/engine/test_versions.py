@@ -22,7 +22,7 @@ from eagle3.errors import InputError
 SIZES: dict[str, Any] = {"dtype": "bfloat16", "batch_tokens": 512, "most_bytes": 1}
 
 
-@pytest.mark.parametrize("version", ["0.5.17", "0.5.17.post1", "0.10.0", "1.0"])
+@pytest.mark.parametrize("version", ["0.5.17.post1", "0.10.0"])
 def test_the_installation_is_found_where_the_interpreter_would_import_it(tmp_path: Path, version: str) -> None:
     assert find_sglang(launch_settings(sglang_site(tmp_path, version))) == version
 
@@ -32,7 +32,6 @@ def test_the_installation_is_found_where_the_interpreter_would_import_it(tmp_pat
     [
         ({}, r"has SGLang 0\.5\.16\.post6, the oldest supported is 0\.5\.17"),
         ({"env": None}, r"launch\.python=.* has no SGLang; install it there"),
-        ({"python": "/no/python"}, r"launch\.python=/no/python cannot be run"),
         ({"python": "/bin/false"}, r"launch\.python=/bin/false has no working SGLang \(exit status 1\)"),
     ],
 )
@@ -41,12 +40,12 @@ def test_an_old_sglang_or_none_is_one_line(tmp_path: Path, settings: dict[str, A
         find_sglang(launch_settings(sglang_site(tmp_path, "0.5.16.post6"), **settings))
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_more_gpus_than_there_are_is_one_line(tmp_path: Path, more: int) -> None:
+def test_more_gpus_than_there_are_is_one_line(tmp_path: Path) -> None:
     gpus = torch.cuda.device_count()
-    line = rf"launch\.tp_size={gpus + 1}{' for each of 2 servers' * more}: PyTorch of .* sees {gpus} GPUs"
-    with pytest.raises(InputError, match=line):
-        count_gpus(launch_settings(sglang_site(tmp_path), tp_size=gpus + 1), servers=1 + more)
+    settings = launch_settings(sglang_site(tmp_path), tp_size=gpus + 1)
+    for servers, each in ((1, ""), (2, " for each of 2 servers")):
+        with pytest.raises(InputError, match=rf"launch\.tp_size={gpus + 1}{each}: PyTorch of .* sees {gpus} GPUs"):
+            count_gpus(settings, servers=servers)
 
 
 def test_gpus_are_counted_once(tmp_path: Path) -> None:
@@ -58,7 +57,7 @@ def test_gpus_are_counted_once(tmp_path: Path) -> None:
     assert (tmp_path / "asked").read_text() == "\n"
 
 
-@pytest.mark.parametrize("version", ["0.5.21", "0.5.22", "0.5.22.post1"])
+@pytest.mark.parametrize("version", ["0.5.21", "0.5.22.post1"])
 def test_capture_refuses_0_5_21_and_0_5_22_by_name(version: str) -> None:
     with pytest.raises(InputError, match=rf"in SGLang {version}: .*residual stream.*install SGLang 0\.5\.17"):
         require_capture(version)
@@ -110,14 +109,10 @@ def test_a_model_that_hands_over_no_states_is_reported_and_not_skipped(tmp_path:
     ("model_type", "by_first"),
     [
         ("deepseek_v3", True),
-        ("deepseek_v32", True),
-        ("kimi_k2", True),
-        ("glm_moe_dsa", True),
         ("glm4_moe_lite", True),
         ("mistral_large_3", True),
         ("glm4_moe", False),
         ("mistral", False),
-        ("llama", False),
     ],
 )
 def test_targets_whose_layer_ids_sglang_reads_by_the_first_one(model_type: str, by_first: bool) -> None:

@@ -1,5 +1,6 @@
 """What the features stage makes of a config."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,32 +9,35 @@ import torch
 from eagle3.compose import compose_run
 from eagle3.errors import InputError
 from eagle3.features.build import feature_settings, sharding
+from eagle3.settings.precomputing import PrecomputeRun
 from eagle3.target.stored import stored_target
 from eagle3.workers.task import WorkerId
 
 
-@pytest.mark.parametrize(
-    ("overrides", "gpu_here", "expected"),
-    [
-        (["target.dtype=float16"], False, "float16"),
-        (["target.dtype=auto"], False, "float32"),
-        (["target.dtype=auto"], True, "bfloat16"),  # of the checkpoint
-        (["target.dtype=auto", "target.device=cpu"], True, "float32"),
-        (["target.dtype=auto", "target.device=balanced"], False, "bfloat16"),
-        (["target.dtype=auto", "workers=ray"], False, "bfloat16"),  # the cluster's nodes have GPUs
-        (["target.dtype=auto", "workers=ray", "workers.gpus=0"], True, "float32"),
-        (["target.dtype=float32", "features=sglang"], False, "auto"),
-        (["target.dtype=float32", "features=sglang", "launch.dtype=float16"], False, "float16"),
-    ],
-)
-def test_a_store_says_in_what_its_target_computes(
-    tiny_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], gpu_here: bool, expected: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu_here)
-    settings = (f"target.path={tiny_path}", "prompts.path=x", "out_dir=x", "features=huggingface")
-    run = compose_run("precompute", *settings, *overrides)
+def test_a_store_says_in_what_its_target_computes(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = (f"target.path={tiny_path}", "prompts.path=x", "out_dir=x")
+    here, on_ray, by_sglang = (
+        compose_run("precompute", *settings, *options)
+        for options in (["features=huggingface"], ["features=huggingface", "workers=ray"], ["features=sglang"])
+    )
     target = stored_target(path=str(tiny_path), revision=None, trust_remote_code=False)
-    assert feature_settings(run, target).target_dtype == expected
+
+    def dtype(run: PrecomputeRun, *, gpu_here: bool = False, gpus: int | None = None, **changes: str) -> str:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu_here)
+        workers = run.workers if gpus is None else run.workers.with_keys(gpus=gpus)
+        return feature_settings(
+            replace(run, target=replace(run.target, **changes), workers=workers), target
+        ).target_dtype
+
+    assert dtype(here, dtype="float16") == "float16"
+    assert dtype(here, dtype="auto") == "float32"
+    assert dtype(here, dtype="auto", gpu_here=True) == "bfloat16"  # of the checkpoint
+    assert dtype(here, dtype="auto", gpu_here=True, device="cpu") == "float32"
+    assert dtype(here, dtype="auto", device="balanced") == "bfloat16"
+    assert dtype(on_ray, dtype="auto") == "bfloat16"  # the cluster's nodes have GPUs
+    assert dtype(on_ray, dtype="auto", gpu_here=True, gpus=0) == "float32"
+    assert dtype(by_sglang, dtype="float32") == "auto"
+    assert dtype(replace(by_sglang, launch=replace(by_sglang.launch, dtype="float16"))) == "float16"
 
 
 def test_a_worker_refuses_a_folder_that_is_not_the_drivers(tiny_path: Path, tmp_path: Path) -> None:

@@ -62,10 +62,8 @@ def test_ranks_share_the_verification_of_every_store(two_stores: list[str]) -> N
     ("made_from", "difference"),
     [
         ({"target": replace(IDENTITY, weights_hash="x")}, "they differ in weights"),
-        ({"target": replace(IDENTITY, template_hash="x")}, "they differ in template"),
         ({"capture_layers": [1, 2, 3]}, r"capture_layers: \[2, 4, 5\] and \[1, 2, 3\]"),
         ({"dtype": "float16"}, "dtype: float64 and float16"),
-        ({"teachers": "all"}, "teachers: answers and all"),
         ({"reasoning_ids": [[1], [2]]}, r"reasoning_ids: None and \[\[1\], \[2\]\]"),
     ],
 )

@@ -1,7 +1,9 @@
 """Loss masks: which tokens stay."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,14 +53,11 @@ SHORT = [0, 0, 0, 1, 1, 1, 0, 2, 2, 2]
         (ONE, TURNS, [9, 9, 9, 9, 7, 9, 8, 9, 9, 9], [0, 1, 1, 1, 0, 0, 0, 2, 2, 2]),  # opened by the prompt
         (ONE, TURNS, [9, 9, 9, 9, 9, 7, 9, 9, 9, 9], [0, 1, 1, 1, 0, 0, 0, 0, 0, 0]),  # never closed
         (ONE, TURNS, [9, 9, 7, 9, 9, 9, 9, 8, 9, 9], [0, 1, 0, 0, 0, 2, 2, 2, 2, 2]),  # never closed in its own turn
-        (ONE, TURNS, [9, 9, 9, 9, 7, 9, 9, 9, 9, 9], [0, 1, 1, 1, 0, 0, 0, 0, 0, 0]),  # both
         (ONE, TURNS, [9, 7, 8, 9, 9, 9, 7, 9, 8, 9], [0, 0, 0, 1, 0, 2, 0, 0, 0, 2]),
         (ONE, TURNS, [9, 9, 9, 9, 9, 7, 8, 7, 9, 8], [0, 1, 1, 1, 0, 0, 0, 0, 0, 0]),  # one right after the other
-        (ONE, TURNS, [9] * 10, TURNS),
         (TWO, TURNS, [9, 7, 9, 6, 9, 7, 6, 8, 6, 9], [0, 1, 1, 1, 0, 0, 0, 0, 0, 2]),
         (ONE, SHORT, [7, *[9] * 9], SHORT),  # typed by the user: the end of the turn and a header follow
         (ONE, SHORT, [7, 9, 8, *[9] * 7], SHORT),  # a prompt that closes what it opens: no reasoning is wanted
-        (ONE, SHORT, [9, 7, 8, *[9] * 7], SHORT),
     ],
 )
 def test_without_reasoning_leaves_out_the_spans_between_the_markers(
@@ -125,3 +124,19 @@ def test_a_mask_may_only_mark_tokens_with_a_teacher(tmp_path: Path) -> None:
         samples_under(NotSeven(), write_store(tmp_path / "answers", random_samples(3)))
     samples = random_samples(3, stored="all")
     assert len(samples_under(NotSeven(), write_store(tmp_path / "all", samples, teachers="all"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [(lambda turns: turns[1:], r"returns shape \[\d+\]"), (lambda turns: None, "returns NoneType")],
+)
+def test_a_mask_that_returns_no_turns_of_the_sample_is_one_line(
+    returned: Callable[[torch.Tensor], Any], said: str, tmp_path: Path
+) -> None:
+    class Wrong(AllTurns):
+        def __call__(self, sample: Sample) -> Any:
+            return returned(sample.turns)
+
+    message = rf"loss_mask=Wrong {said} for sample p.* tokens; return a tensor like sample\.turns"
+    with pytest.raises(InputError, match=message):
+        samples_under(Wrong(), write_store(tmp_path / "features", random_samples(3)))

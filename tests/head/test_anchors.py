@@ -1,8 +1,7 @@
 """Which anchors are trained at which step, against the sentence that defines it."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
-import pytest
 import torch
 from heads import ttt_batch
 from stores import random_sample
@@ -40,24 +39,22 @@ def by_definition(turns: list[int], ttt_steps: int) -> dict[int, int]:
     return steps_of
 
 
-@pytest.mark.parametrize("turns", PATTERNS)
-@pytest.mark.parametrize("ttt_steps", [1, 2, 7])
-def test_anchors_and_their_steps_are_those_of_the_definition(turns: list[int], ttt_steps: int) -> None:
-    anchors, steps = anchors_and_steps(torch.tensor(turns), ttt_steps)
-    assert dict(zip(anchors.tolist(), steps.tolist(), strict=True)) == by_definition(turns, ttt_steps)
+def test_anchors_and_their_steps_are_those_of_the_definition() -> None:
+    for turns, ttt_steps in product(PATTERNS, (1, 2, 7)):
+        anchors, steps = anchors_and_steps(torch.tensor(turns), ttt_steps)
+        assert dict(zip(anchors.tolist(), steps.tolist(), strict=True)) == by_definition(turns, ttt_steps), turns
 
 
-@pytest.mark.parametrize("turns", PATTERNS)
-def test_each_run_of_anchors_is_that_of_one_turn(turns: list[int]) -> None:
-    anchors, _ = anchors_and_steps(torch.tensor(turns), 7)
-    bounds, ends = runs(anchors)
-    by_run = [anchors[first:stop].tolist() for first, stop in pairwise(bounds)]
-    predicted = torch.tensor(turns)[anchors + 1].tolist()
-    assert by_run == [
-        [anchor for anchor, of in zip(anchors.tolist(), predicted, strict=True) if of == turn]
-        for turn in sorted(set(predicted))
-    ]
-    assert list(ends) == [run[-1] + 1 for run in by_run]
+def test_each_run_of_anchors_is_that_of_one_turn() -> None:
+    for turns in PATTERNS:
+        anchors, _ = anchors_and_steps(torch.tensor(turns), 7)
+        bounds, ends = runs(anchors)
+        found = [anchors[first:stop].tolist() for first, stop in pairwise(bounds)]
+        by_turn: dict[int, list[int]] = {}
+        for anchor in anchors.tolist():
+            by_turn.setdefault(turns[anchor + 1], []).append(anchor)
+        assert found == [by_turn[turn] for turn in sorted(by_turn)], turns
+        assert list(ends) == [run[-1] + 1 for run in found]
 
 
 def test_answers_that_touch_in_a_pack_stay_apart() -> None:

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from eagle3.head.attention import KeysValues, MakeAttention, PaddedAttention
 from eagle3.head.batch import TttBatch
-from eagle3.head.fast.flash_kernels import TorchFlash
-from eagle3.head.fast.varlen_kernel import VarlenKernel
+from eagle3.head.fast.flash_kernels import TorchFlash, VarlenKernel
 
 STEPS, QUERY_HEADS, GROUPS, CHANNELS = 4, 4, 2, 6
 
@@ -78,7 +77,6 @@ PACKS: dict[str, list[list[int]] | None] = {
     "many turns": MANY_TURNS,
     "no anchors at all": [[0, 0, 0]],
     "between samples without anchors": [[0, 0], [0, 1, 1, 1], [0, 0, 0]],
-    "last without anchors": [[0, 1, 1, 1], [0, 0]],
     "last without anchors, of the same length": [[0, 1, 1, 1], [0, 0, 0, 0]],
 }
 
@@ -146,6 +144,8 @@ def test_under_autocast_flash_attention_is_about_as_exact_in_bfloat16_as_the_pad
         "no anchors": [[0, 0, 0]],
         "long": [[0] * 350 + [1] * 150 + [0] * 55 + [2] * 180, [0] * 129 + [1] * 257],
     }
+    if device == "cpu":
+        turns["long"] = [[0] * 40 + [1] * 20 + [0] * 5 + [2] * 20]  # a GPU has blocks of 128
     samples = [random_sample(one) for one in turns[packed]] if packed in turns else ragged_samples()
     batch = ttt_batch(samples, ttt_steps=STEPS).to(torch.device(device))
     exact = outputs_and_gradients(PaddedAttention, batch, step, heads=heads)

@@ -15,12 +15,10 @@ def test_the_most_frequent_tokens_are_kept_sorted_by_id_and_ties_go_to_the_lower
     assert most_frequent(COUNTS, 8).tolist() == list(range(8))  # all of them, seen or not
 
 
-@pytest.mark.parametrize(
-    ("limit", "expected"), [(3, [5, 7, 2]), (2, [5, 7, 2]), (4, [0, 5, 7, 2]), (5, [0, 5, 7, 2, 4])]
-)
-def test_the_most_frequent_tokens_join_until_there_are_as_many_as_the_limit(limit: int, expected: list[int]) -> None:
+def test_the_most_frequent_tokens_join_until_there_are_as_many_as_the_limit() -> None:
     counts = torch.tensor([6, 0, 9, 0, 1, 3, 0, 8])
-    assert extended(torch.tensor([7, 2, 5]), counts, limit).tolist() == sorted(expected)
+    for limit, expected in ((2, [2, 5, 7]), (4, [0, 2, 5, 7]), (5, [0, 2, 4, 5, 7])):
+        assert extended(torch.tensor([7, 2, 5]), counts, limit).tolist() == expected
 
 
 def test_others_join_up_to_a_multiple_of_64() -> None:
@@ -29,10 +27,9 @@ def test_others_join_up_to_a_multiple_of_64() -> None:
     assert extended(torch.tensor([], dtype=torch.long), seen, limit=999).tolist() == [*range(58), *range(100, 170)]
 
 
-@pytest.mark.parametrize("size", [6, 9])
-def test_more_tokens_than_were_seen_is_refused_with_the_numbers(size: int) -> None:
-    with pytest.raises(InputError, match=rf"model\.draft_vocab_size={size} but the answers hold 5 distinct tokens"):
-        most_frequent(COUNTS, size)
+def test_more_tokens_than_were_seen_is_refused_with_the_numbers() -> None:
+    with pytest.raises(InputError, match=r"model\.draft_vocab_size=6 but the answers hold 5 distinct tokens"):
+        most_frequent(COUNTS, 6)
 
 
 def test_offsets_lead_back_to_the_ids_and_membership_marks_them() -> None:

@@ -1,7 +1,6 @@
 """What validation counts along known answers is what decoding them measures."""
 
 import numpy as np
-import pytest
 import torch
 from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target
 from heads import ttt_batch
@@ -34,25 +33,25 @@ def greedy_sample(target, prompt) -> Sample:
     )
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_rounds_of_validation_are_those_of_decoding(steps):
+def test_rounds_of_validation_are_those_of_decoding():
     target = small_target()
     head = fitted_head(target, PROMPT)
     batch = ttt_batch([greedy_sample(target, prompt) for prompt in PROMPTS], ttt_steps=3)
     outputs = unroll(head, target.embedding, batch, 3)
     loss = UnrollLoss(decay=1.0, normalize="token")
     _, metrics = loss(head, outputs, target.lm_head[head.draft_ids], batch)
-    counts = simulate_rounds(metrics.accepted.numpy(), batch.anchors.numpy(), steps=steps)
-    verifications, accepted = sum(counts), sum(drafts * count for drafts, count in enumerate(counts))
-    measured = measure(
-        target, head, LAYERS, PROMPTS, steps=steps, topk=1, draft_tokens=None, max_new_tokens=NEW_TOKENS,
-        temperature=0.0, seed=0, progress=None,
-    )  # fmt: skip
-    decoded = [answer.accepted for answer in measured.decoded]
-    # The last round of an answer may accept drafts behind its end, which no row is trained on.
-    assert verifications <= measured.verifications <= verifications + len(PROMPTS)
-    assert accepted <= sum(map(sum, decoded)) <= accepted + steps * len(PROMPTS)
-    assert 0 < accepted < steps * verifications
+    for steps in (1, 3):
+        counts = simulate_rounds(metrics.accepted.numpy(), batch.anchors.numpy(), steps=steps)
+        verifications, accepted = sum(counts), sum(drafts * count for drafts, count in enumerate(counts))
+        measured = measure(
+            target, head, LAYERS, PROMPTS, steps=steps, topk=1, draft_tokens=None, max_new_tokens=NEW_TOKENS,
+            temperature=0.0, seed=0, progress=None,
+        )  # fmt: skip
+        decoded = [answer.accepted for answer in measured.decoded]
+        # The last round of an answer may accept drafts behind its end, which no row is trained on.
+        assert verifications <= measured.verifications <= verifications + len(PROMPTS)
+        assert accepted <= sum(map(sum, decoded)) <= accepted + steps * len(PROMPTS)
+        assert 0 < accepted < steps * verifications
 
 
 def test_a_round_begins_behind_the_token_that_the_target_gives():

@@ -53,45 +53,42 @@ def as_nvidia(head: Editable) -> None:
     head.config["eagle_config"]["norm_before_fc"] = head.config.pop("norm_before_fc")
 
 
-@pytest.mark.parametrize(
-    "layout",
-    ["ours", "ours, before", "ours, without its record", "SpecForge", "NVIDIA", "speculators", "speculators, flat"],
-)
+def as_vllm(head: Editable) -> None:
+    """The speculators' layout, whose layers are counted by their inputs."""
+    as_speculators(head, torch.zeros(50, 16))
+    del head.tensors["embed_tokens.weight"]
+
+
+def in_another_order(head: Editable) -> None:
+    head.training = None
+    name_layers(head.config, [4, 3, 1])
+
+
+LAYOUTS: dict[str, tuple[Change, list[int]]] = {
+    "ours": (lambda head: None, [2, 4, 5]),
+    "ours, before": (lambda head: name_layers(head.config, [1, 3, 4], twice=False), [2, 4, 5]),
+    "ours, without its record": (lambda head: setattr(head, "training", None), [2, 4, 5]),
+    "in another order": (in_another_order, [5, 4, 2]),
+    "SpecForge": (as_specforge, [2, 4, 5]),
+    "NVIDIA": (as_nvidia, [2, 4, 5]),
+    "speculators": (as_vllm, [2, 4, 5]),
+    "speculators, other layers": (lambda head: (as_vllm(head), head.config.update({IDS: [1, 3, 4]})), [1, 3, 4]),
+    "speculators, flat": (lambda head: (as_specforge(head), head.config.update({IDS: [2, 4, 5]})), [2, 4, 5]),
+}
+
+
+@pytest.mark.parametrize(("change", "layers"), LAYOUTS.values(), ids=LAYOUTS)
 def test_heads_of_every_layout_are_read_with_the_layers_of_their_training(
-    layout: str, exported: Editable, head: DraftHead, store: FeatureStore
+    change: Change, layers: list[int], exported: Editable, head: DraftHead, store: FeatureStore
 ) -> None:
-    embedding, _ = store.target_weights()
-    layouts: dict[str, Change] = {
-        "ours": lambda head: None,
-        "ours, before": lambda head: name_layers(head.config, [1, 3, 4], twice=False),
-        "ours, without its record": lambda head: setattr(head, "training", None),
-        "SpecForge": as_specforge,
-        "NVIDIA": as_nvidia,
-        "speculators": lambda head: as_speculators(head, embedding),
-        "speculators, flat": lambda head: (as_specforge(head), head.config.update({IDS: [2, 4, 5]})),
-    }
-    layouts[layout](exported)
+    change(exported)
     exported.save()
     start = read_start(str(exported.path), store)
     assert start.head.config == head.config
     torch.testing.assert_close(start.head.state_dict(), head.state_dict(), rtol=0, atol=0)
-    assert start.capture_layers == [2, 4, 5]
+    assert start.capture_layers == layers
     names = ("config.json", "model.safetensors")
     assert start.files == {name: sha256_file(exported.path / name) for name in names}
-
-
-def test_layers_of_the_speculators_are_counted_by_their_inputs(exported: Editable, store: FeatureStore) -> None:
-    as_speculators(exported, store.target_weights()[0])
-    exported.config[IDS] = [1, 3, 4]
-    exported.save()
-    assert read_start(str(exported.path), store).capture_layers == [1, 3, 4]
-
-
-def test_layers_in_another_order_are_kept_in_it(exported: Editable, store: FeatureStore) -> None:
-    exported.training = None
-    name_layers(exported.config, [4, 3, 1])
-    exported.save()
-    assert read_start(str(exported.path), store).capture_layers == [5, 4, 2]
 
 
 def test_a_head_of_other_weights_of_the_target_is_read_with_a_warning(

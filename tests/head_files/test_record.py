@@ -39,14 +39,6 @@ def test_a_record_without_the_keys_of_later_versions_is_read(record: HeadRecord,
     assert found is not None and found.origin.tokens_of_99_percent is None and found.accept_length == measured()
 
 
-def test_the_record_of_an_earlier_version_is_left_out_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "training.json").write_bytes(as_file({"format_version": 4, "head_config": {}}))
-    assert read_record(tmp_path, made_by="EXPORT") is None
-    assert "format_version=4 is of an earlier version" in caplog.text and "EXPORT" in caplog.text
-
-
 def test_no_path_of_this_machine_is_written_and_what_lies_near_is_found(record: HeadRecord, tmp_path: Path) -> None:
     target = replace(record.origin.target, name=str(tmp_path / "target"))
     here = replace(record, origin=replace(record.origin, path=[str(tmp_path / "a"), "s3://b/c"], target=target))
@@ -62,7 +54,7 @@ def test_no_path_of_this_machine_is_written_and_what_lies_near_is_found(record: 
         ({"ttt_steps": 7.5}, "ttt_steps=7.5: Input should be a valid integer"),
         ({"origin": {"path": "p", "hash": "h"}}, "origin.target is missing"),
         ({"epochs": 3}, "epochs is unknown"),
-        ({"format_version": 6, "epochs": 3}, "format_version=6, this code reads 5"),
+        ({"format_version": 4, "epochs": 3}, "format_version=4, this code reads 5"),
     ],
 )
 def test_what_this_version_does_not_write_is_refused_by_its_field(

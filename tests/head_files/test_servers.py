@@ -78,12 +78,3 @@ def test_vllm_stops_at_a_map_of_the_whole_vocabulary(save: Callable[..., Path]) 
     folder = save(draft_vocab_size=50)
     edit_tensors(folder / "model.safetensors", lambda tensors: tensors.update(d2t=torch.zeros(50, dtype=torch.int64)))
     assert "it stops at a d2t of the whole vocabulary" in unable(folder)[VLLM]
-
-
-def test_a_kind_of_your_own_is_known_to_no_server(save: Callable[..., Path]) -> None:
-    folder = save()
-    edit_json(folder / "config.json", head_kind="two_layer_head.TwoLayers")
-    assert unable(folder) == dict.fromkeys(
-        (SGLANG, VLLM, LLAMA_CPP), "it does not know heads of kind two_layer_head.TwoLayers"
-    )
-    assert summary(read_files(folder)) == "no server can serve heads of kind two_layer_head.TwoLayers"

@@ -3,18 +3,19 @@
 import json
 
 import datasets
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from prompt_stage import chat, messages_of, reasons, texts, users, write
+from prompt_stage import chat, messages_of, read_file, reasons, texts, users, write
 
 from eagle3.errors import InputError
-from eagle3.prompts import Refused, plain_source
+from eagle3.prompts import Refused
 
 # Conversations
 
 
 IDS = {"prompt_ids": [1, 2], "output_ids": [3]}
+
+
+NOT_TRAINED = {"trained": False}
 
 
 @pytest.mark.parametrize(
@@ -24,25 +25,14 @@ IDS = {"prompt_ids": [1, 2], "output_ids": [3]}
         ({"finish_reason": {"type": "length", "length": 9}, **IDS}, {"finish_reason": "length", **IDS}),
         ({"finish_reason": "content_filter"}, {"finish_reason": "other"}),
         ({"prompt_ids": None, "output_ids": None, "finish_reason": None, "sampling": {"user": "Jane"}}, {}),
+        *((flag, NOT_TRAINED) for flag in ({"weight": 0}, {"train": False}, {"loss": False}, {"masked": True})),
+        *((flag, {}) for flag in ({"weight": 1}, {"loss": None}, {"train": [0]}, {"masked": False})),
     ],
 )
-def test_how_an_answer_was_made_is_kept_with_it_and_only_then(said, kept):
+def test_how_an_answer_was_made_and_whether_it_is_trained_is_kept_with_it_and_only_then(said, kept):
     turns = [*users("a"), {"role": "assistant", "content": "x", **said}]
     assert messages_of({"messages": turns}, keep_answers=True)[1] == {"role": "assistant", "content": "x", **kept}
     assert messages_of({"messages": turns}, keep_answers=False) == users("a")
-
-
-@pytest.mark.parametrize(
-    ("flag", "trained"),
-    [
-        *((flag, False) for flag in ({"weight": 0}, {"train": False}, {"loss": False}, {"masked": True})),
-        *((flag, True) for flag in ({"weight": 1}, {"loss": None}, {"train": [0]}, {"masked": False})),
-    ],
-)
-def test_an_answer_that_is_marked_as_not_trained_keeps_the_mark(flag, trained):
-    turns = [*users("a"), {"role": "assistant", "content": "x", **flag}]
-    marks = {} if trained else {"trained": False}
-    assert messages_of({"messages": turns}, keep_answers=True)[1] == {"role": "assistant", "content": "x", **marks}
 
 
 def test_the_finish_reason_of_a_row_is_that_of_its_last_answer():
@@ -95,15 +85,13 @@ def test_a_row_that_is_no_prompt_costs_itself_alone(prepare):
     assert prepare.rejects()[0] == {"id": None, **place, "reason": "not a JSON object"}
 
 
-@pytest.mark.parametrize(
-    ("encoding", "named"),
-    [("utf-16", "UTF-16"), ("utf-16-le", "UTF-16"), ("utf-32", "UTF-32"), ("cp1252", "WINDOWS-1252")],
-)
-def test_a_file_that_is_not_utf_8_is_refused_with_its_encoding(prepare, tmp_path, encoding, named):
+def test_a_file_that_is_not_utf_8_is_refused_with_its_encoding(tmp_path):
     lines = "\n".join(json.dumps({"prompt": name}, ensure_ascii=False) for name in ("one", "Škoda", "three"))
-    (tmp_path / "windows.jsonl").write_bytes(lines.encode(encoding))
-    with pytest.raises(InputError, match=rf"windows\.jsonl is .*iconv -f {named} -t UTF-8"):
-        prepare(path=str(tmp_path / "windows.jsonl"), license="MIT")
+    named = {"utf-16": "UTF-16", "utf-16-le": "UTF-16", "utf-32": "UTF-32", "cp1252": "WINDOWS-1252"}
+    for encoding, name in named.items():
+        (tmp_path / "windows.jsonl").write_bytes(lines.encode(encoding))
+        with pytest.raises(InputError, match=rf"windows\.jsonl is .*iconv -f {name} -t UTF-8"):
+            read_file(tmp_path / "windows.jsonl")
 
 
 def test_ids_come_from_the_row_or_else_from_the_content(prepare):
@@ -173,14 +161,6 @@ def test_parquet_and_dataset_folders_give_the_same_prompts_as_json_lines(prepare
         assert (prepare.folder / "prompts.jsonl").read_bytes() == expected, path
 
 
-def test_columns_that_hold_no_part_of_a_prompt_are_not_read(prepare, tmp_path):
-    unreadable = pa.array([2**60], pa.timestamp("ms"))  # no Python datetime holds it
-    table = pa.table({"prompt": ["a"], "time": unreadable})
-    pq.write_table(table, tmp_path / "one.parquet")
-    prepare(path=str(tmp_path / "one.parquet"), license="MIT")
-    assert prepare.prompts()[0]["messages"] == users("a")
-
-
 def test_a_folder_from_save_to_disk_says_to_save_it_as_parquet(prepare, tmp_path):
     dataset = datasets.Dataset.from_list([chat("a")])
     dataset.save_to_disk(tmp_path / "saved")
@@ -198,18 +178,32 @@ def test_data_files_of_a_folder_that_are_in_no_split_are_named(prepare, tmp_path
     for name in ("a.jsonl", "b.jsonl", "test.jsonl"):
         write(folder / name, [chat(name)])
     datasets.Dataset.from_list([chat("parquet")]).to_parquet(folder / "c.parquet")
+    write(folder / "d.log", [chat("log")])
     (folder / "README.md").write_text("a card")
     assert prepare(path=str(folder), split="test")["prompts"] == 1
-    assert "3 data files of this folder are NOT read" in caplog.text
-    assert "a.jsonl, b.jsonl, c.parquet;" in caplog.text
+    assert "4 data files of this folder are NOT read" in caplog.text
+    assert "a.jsonl, b.jsonl, c.parquet, d.log;" in caplog.text
     caplog.clear()
-    (folder / "test.jsonl").unlink()
-    (folder / "c.parquet").unlink()
+    for name in ("test.jsonl", "c.parquet", "d.log"):
+        (folder / name).unlink()
     assert prepare(path=str(folder))["prompts"] == 2
     assert "NOT read" not in caplog.text
 
 
-@pytest.mark.parametrize("name", ["data [v2]", "a*b", "what?"])
+def test_splits_that_are_not_read_are_named_unless_one_was_chosen(prepare, tmp_path, caplog):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("chats_train", "chats_eval", "latest_test_run", "dev-team"):
+        write(folder / f"{name}.jsonl", [chat(name)])
+    assert prepare(path=str(folder))["prompts"] == 1
+    assert f"prompts.path={folder}: of this folder only the split train is read, NOT " in caplog.text
+    assert all(name in caplog.text for name in ("chats_eval.jsonl", "latest_test_run.jsonl", "dev-team.jsonl"))
+    caplog.clear()
+    prepare(path=str(folder), split="train")
+    assert "only the split" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["data [v2]", "what?"])
 def test_a_name_with_the_signs_of_a_pattern_is_taken_literally(prepare, tmp_path, name, caplog):
     folder = tmp_path / name / "sub [1]"
     folder.mkdir(parents=True)
@@ -222,16 +216,13 @@ def test_a_name_with_the_signs_of_a_pattern_is_taken_literally(prepare, tmp_path
     assert texts(prepare) == ["a"]
     prepare(path=str(file))
     assert texts(prepare) == ["a"]
-    assert "NOT read" not in caplog.text
+    assert "data files of this folder are NOT read" not in caplog.text
 
 
 def test_a_split_of_a_file_has_no_effect_and_is_said_to_have_none(prepare, tmp_path, caplog):
     path = write(tmp_path / "chats.jsonl", [chat("a"), chat("b")])
     assert prepare(path=str(path), split="test")["prompts"] == 2
     assert f"prompts.split=test has no effect on prompts.path={path}, a file, which is read whole;" in caplog.text
-    caplog.clear()
-    plain_source("prompts", str(path), split="test")
-    assert "no effect" not in caplog.text
 
 
 def test_the_current_folder_is_a_source_with_its_own_name(prepare, tmp_path, monkeypatch):
@@ -240,15 +231,6 @@ def test_the_current_folder_is_a_source_with_its_own_name(prepare, tmp_path, mon
     (tmp_path / "mine" / "state.json").write_text("{}")  # of another program: it makes no saved dataset of the folder
     monkeypatch.chdir(tmp_path / "mine")
     assert list(prepare(path=".")["sources"]) == ["mine"]
-
-
-def test_rows_of_one_dataset_folder_may_differ_in_shape_and_one_may_be_broken(prepare, tmp_path):
-    (tmp_path / "mixed").mkdir()
-    write(tmp_path / "mixed" / "a.jsonl", [chat("a"), "broken"])
-    write(tmp_path / "mixed" / "b.jsonl", [{"turns": ["b"], "license": "MIT", "id": {"odd": 1}}])
-    prepare(path=str(tmp_path / "mixed"))
-    assert [prompt["source"] for prompt in prepare.prompts()] == ["mixed", "mixed"]
-    assert [(reject["file"], reject["line"]) for reject in prepare.rejects()] == [("a.jsonl", 2)]
 
 
 def test_many_sources_keep_their_order_names_licences_and_limits_and_may_share_ids(prepare, tmp_path):

@@ -21,38 +21,26 @@ from eagle3.prompts.reading.formats import cut
 # Processes
 
 
-@pytest.mark.parametrize(
-    "settings", [{"chunk_mb": 0.0005}, {"chunk_mb": 0.0005, "processes": 2}, {"chunk_mb": 0.00005}]
-)
-def test_neither_processes_nor_chunks_show_in_the_output(prepare: Prepare, settings: dict) -> None:
-    prepare(some_rows(40))
-    expected = prepare.outputs()
-    prepare.again(**settings)
-    assert prepare.outputs() == expected
-    assert sorted(file.name for file in prepare.folder.iterdir()) == sorted(OUTPUTS)
-    assert len({reject["line"] for reject in prepare.rejects()}) == len(prepare.rejects()) > 5
-
-
-def test_row_groups_of_a_scratch_file_do_not_show_in_the_output(
+def test_neither_processes_nor_chunks_nor_row_groups_show_in_the_output(
     prepare: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(some_rows(40))
     expected = prepare.outputs()
-    for limit, value in (("GROUP_ROWS", 7), ("GROUP_BYTES", 300)):
-        with monkeypatch.context() as patch:
-            patch.setattr(chunks, limit, value)
-            prepare.again()
+    monkeypatch.setattr(chunks, "GROUP_ROWS", 7)
+    monkeypatch.setattr(chunks, "GROUP_BYTES", 300)
+    for settings in ({}, {"chunk_mb": 0.0005, "processes": 2}, {"chunk_mb": 0.00005}):
+        prepare.again(**settings)
         assert prepare.outputs() == expected
+    assert sorted(file.name for file in prepare.folder.iterdir()) == sorted(OUTPUTS)
+    assert len({reject["line"] for reject in prepare.rejects()}) == len(prepare.rejects()) > 5
 
 
 # Limits
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.slow
-def test_a_limit_is_met_exactly_and_stops_the_reading(prepare: Prepare, processes: int) -> None:
-    rows = [chat(f"q {number // 2}", id=number) for number in range(400)]  # half of them are duplicates
-    settings = {"limit": 30, "chunk_mb": 0.001, "processes": processes}
+def test_a_limit_is_met_exactly_and_stops_the_reading(prepare: Prepare) -> None:
+    rows = [chat(f"q {number // 2}", id=number) for number in range(200)]  # half of them are duplicates
+    settings = {"limit": 30, "chunk_mb": 0.001}
     ledger = prepare(rows, **settings)
     assert texts(prepare) == [f"q {number}" for number in range(30)]
     assert 60 <= ledger["rows"] < 150 and ledger["rows"] == 30 + len(prepare.rejects())
@@ -98,18 +86,17 @@ def slow(self, task, path):
     time.sleep(0.05)
     wait(self, task, path)
 scan.Scanner.scan = slow
-prepared(Path({out!r}), path={path!r}, chunk_mb=0.0005, processes={processes})
+prepared(Path({out!r}), path={path!r}, chunk_mb=0.0005, processes=2, duplicates={{"near": False}})
 """
 
 
-@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.slow
 def test_a_killed_run_continues_and_ends_with_the_same_bytes(
-    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(some_rows(150), chunk_mb=0.0005)
     expected, out, path = prepare.outputs(), tmp_path / "killed", str(tmp_path / "chats.jsonl")
-    script = SCRIPT.format(tests=str(ROOT / "tests"), out=str(out), path=path, processes=processes)
+    script = SCRIPT.format(tests=str(ROOT / "tests"), out=str(out), path=path)
     run = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL, start_new_session=True)
     while len(finished := finished_chunks(out / "prompts")) < 5:
         assert run.poll() is None
@@ -179,16 +166,20 @@ def test_the_mix_is_drawn_from_what_passed_and_reported(prepare: Prepare, tmp_pa
     rows = [chat(f"q {number}", *(["x", "more"] if number >= 90 else [])) for number in range(100)]
     sample = write(tmp_path / "sample.jsonl", [chat("one"), chat("two", "x", "three")])
     mix = traffic_settings(sample=str(sample), size=16)
-    ledger = prepare(rows, traffic=mix, chunk_mb=0.001)
+    ledger = prepare([*rows, chat("Q 0")], traffic=mix, chunk_mb=0.001)
     turns = [len(prompt["messages"]) for prompt in prepare.prompts()]
     assert (turns.count(1), turns.count(2)) == (8, 8)
-    assert ledger["sources"]["chats"]["rejected"] == {"not drawn for the traffic mix": 84}
+    assert ledger["sources"]["chats"]["rejected"] == {"not drawn for the traffic mix": 84, "exact duplicate": 1}
     assert ledger["traffic"]["features"]["turns"]["distance_after"] == 0
     assert "turns: distance 0.400 → 0.000" in (prepare.folder / "report.md").read_text()
     for turns in (1, 2):  # a changed sample draws again
         write(sample, [chat("one", *(["x", "more"] * (turns - 1)))])
         prepare(rows, traffic=traffic_settings(sample=str(sample), size=5))
         assert {len(prompt["messages"]) for prompt in prepare.prompts()} == {turns}
+    tools = [{"type": "function", "function": {"name": "f"}}]  # in a sample, also where rows with tools are refused
+    write(sample, [chat("one"), chat("two"), chat("three", tools=tools)])
+    mixed = prepare(rows, traffic=traffic_settings(sample=str(sample), size=3))["traffic"]["features"]
+    assert mixed["tools"]["target"] == [0.666667, 0.333333]
 
 
 def test_prompts_of_one_cell_are_drawn_at_random_by_the_seed(prepare: Prepare, tmp_path: Path) -> None:
@@ -207,13 +198,3 @@ def traffic_settings(**changes) -> dict:
     settings = OmegaConf.to_container(OmegaConf.load(CONF / "prompts" / "traffic" / "production.yaml"))
     assert isinstance(settings, dict)
     return {**settings, **changes}
-
-
-def test_duplicates_are_not_drawn_for_the_traffic_mix(prepare: Prepare, tmp_path: Path) -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]  # in a sample, also where rows with tools are refused
-    sample = write(tmp_path / "sample.jsonl", [chat("x"), chat("y"), chat("z", tools=tools)])
-    rows = [chat("a"), chat("A"), chat("b"), chat("c")]
-    ledger = prepare(rows, traffic=traffic_settings(sample=str(sample), size=3))
-    assert ledger["traffic"]["features"]["tools"]["target"] == [0.666667, 0.333333]
-    assert texts(prepare) == ["a", "b", "c"]
-    assert reasons(prepare) == ["exact duplicate"]

@@ -3,12 +3,18 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from prompt_stage import OUTPUTS, chat, default_settings, reasons, users, write
 
 from eagle3.errors import InputError
+from eagle3.prompts.reading.sources import plain_source
 from eagle3.prompts.report import write_report
+from eagle3.prompts.rules import Rules
+from eagle3.prompts.stage import prepare_prompts
+from eagle3.settings.prompts import PromptSettings
+from eagle3.settings.types import validated
 from eagle3.storage.files import sha256_file, write_json
 
 
@@ -47,14 +53,13 @@ def test_prompts_are_made_again_only_when_something_changed(prepare, tmp_path, c
     assert made(path=path, license="ISC", privacy={"actions": actions})
 
 
-@pytest.mark.parametrize("card", ["---\npretty_name: Talks\n---", "---\nhomepage: https://acme\n---", "# Citation\nX"])
-def test_a_changed_card_makes_the_prompts_again(prepare, tmp_path, caplog, card):
+def test_a_changed_card_makes_the_prompts_again(prepare, tmp_path, caplog):
     caplog.set_level("INFO")
     folder = tmp_path / "folder"
     folder.mkdir()
     write(folder / "a.jsonl", [chat("a")])
-    for text in ("---\npretty_name: Chats\n---", card):
-        (folder / "README.md").write_text(text)
+    for text in ("pretty_name: Chats\n---", "pretty_name: Talks\n---", "homepage: https://acme\n---\n# Citation\nX"):
+        (folder / "README.md").write_text(f"---\n{text}")
         prepare(path=str(folder))
     assert "up to date" not in caplog.text
     prepare(path=str(folder))
@@ -181,3 +186,39 @@ def test_answered_prompts_are_not_replaced_by_others(prepare, tmp_path):
             prepare(**config)
         assert prepare.outputs() == before
     assert prepare(path=path, limit=5)["inputs"]["limit"] == 5  # the same prompts
+
+
+class Growing:
+    """A source that gets a row whenever more are wanted."""
+
+    def __init__(self, path, number):
+        self.path, self.number, self.rows = path, number, []
+
+    def source(self):
+        source = plain_source("growing", str(write(self.path, self.rows)), split="train")
+        return source if self.rows else replace(source, files=[])
+
+    def wanted(self, others):
+        return self.number
+
+    def grow(self, kept, wanted, refused):
+        self.rows.append(chat(f"question {len(self.rows)}"))
+
+
+def test_a_source_whose_prompts_are_answered_gets_no_more_rows(prepare, tmp_path):
+    growing = Growing(tmp_path / "growing.jsonl", 2)
+
+    def grown():
+        settings = validated(PromptSettings, default_settings())
+        rules = Rules(settings, privacy=settings.privacy.build())
+        return prepare_prompts(settings, rules, keep_answers=False, out_dir=prepare.out_dir, growing=growing)
+
+    assert grown()["prompts"] == 2
+    growing.number = 3
+    assert grown()["prompts"] == 3
+    manifest = {"complete": True, "prompts_sha256": sha256_file(prepare.folder / "prompts.jsonl")}
+    write_json(prepare.out_dir / "answers" / "manifest.json", manifest)
+    growing.number = 4
+    with pytest.raises(InputError, match="are to other prompts than these would be"):
+        grown()
+    assert len(growing.rows) == 3

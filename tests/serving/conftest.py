@@ -1,13 +1,10 @@
-"""A fitted head of the bundled target, and serve.py in a process of its own."""
+"""Heads of the bundled target, and its files."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from exported_head import export_head, random_head, tiny_facts, tiny_target
 from fitted_head import LAYERS, PROMPT, fitted_head
-from serving_fixtures import Command
 from stores import ASSETS
 
 from eagle3.head_files.format import save_head
@@ -40,19 +37,3 @@ def exported(tmp_path: Path, trained_on_tiny: TrainedHead) -> Path:
     """A head of random weights in which no check finds anything."""
     export_head(trained_on_tiny, tmp_path / "head", versions={})
     return tmp_path / "head"
-
-
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[Any]:
-    """Starts commands, and ends them with the test."""
-    commands = []
-
-    def start(*arguments: str, fault: str = "") -> Command:
-        commands.append(Command(tmp_path, *arguments, fault=fault))
-        return commands[-1]
-
-    yield start
-    for command in commands:
-        command.process.kill()
-        command.process.wait()
-        command.stdout.close()

@@ -84,16 +84,8 @@ def test_an_older_head_stays_where_a_new_one_fails_its_checks(
 
 
 def test_the_window_of_the_config_reaches_servers_and_the_decoder() -> None:
-    for action in ("launch", "bench"):
-        assert build_draft(serve_run(action, "head=HEAD", "draft_window=512"), None).window == 512
-        assert build_draft(serve_run(action, "head=HEAD"), None).window is None
-    for action in ("check", "decode", "show", "export"):
-        assert serve_run(action, "draft_window=512").only(Decoding).draft_window == 512
-
-
-def test_one_limit_is_for_every_action_and_its_default_for_each() -> None:
-    assert [serve_run(action).limit for action in ("check", "bench", "tune")] == [16, 80, 64]
-    assert [serve_run(action, "limit=3").limit for action in ("check", "bench", "tune")] == [3, 3, 3]
+    assert build_draft(serve_run("launch", "head=HEAD", "draft_window=512"), None).window == 512
+    assert serve_run("decode", "draft_window=512").only(Decoding).draft_window == 512
 
 
 def test_export_writes_the_best_head_of_a_run_without_its_target(

@@ -1,10 +1,8 @@
 """The local cache of a folder that is read over a network."""
 
-import errno
 import hashlib
 import os
 import random
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -90,31 +88,10 @@ def test_a_disk_that_takes_nothing_is_said_and_costs_only_time(
     assert [f"data.cache_dir={tmp_path}" in line for line in caplog.messages] == [True]
 
 
-def test_a_cache_that_may_only_be_read_is_read(far: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    folder = CachedFolder(far, tmp_path, limit=10**9)
-    part(folder, 0, 1000)
-    monkeypatch.setattr(os, "utime", refuse)
-    monkeypatch.setattr(os, "open", refuse)
-    assert part(folder, 0, 1000) == CONTENT[:1000]
-    assert far.fetched == 1000
-
-
 def test_a_cache_that_cannot_be_made_is_named(far: Counted, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=f"data.cache_dir={tmp_path}/file: Not a directory; give a folder"):
         CachedFolder(far, tmp_path / "file", limit=10**9)
-
-
-def test_threads_and_processes_that_read_at_once_agree(far: Counted, tmp_path: Path) -> None:
-    drawn = random.Random(2)
-    folders = [CachedFolder(far, tmp_path, limit=2_000_000) for _ in range(4)]
-    starts = [drawn.randrange(2_900_000) for _ in range(400)]
-    with ThreadPoolExecutor(8) as threads:
-        read = threads.map(lambda at: part(folders[at % 4], at, at + 90_000), starts)
-        assert all(found == CONTENT[at : at + 90_000] for found, at in zip(read, starts, strict=True))
 
 
 def test_a_store_behind_a_cache_is_fetched_once_by_all_processes_and_after_a_restart(

@@ -19,20 +19,14 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert [found.name for found in tmp_path.iterdir()] == ["file.json"]
 
 
-def test_an_error_without_a_number_keeps_its_message(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"^a file without row groups$"), atomic_write(tmp_path / "file.json"):
-        raise OSError("a file without row groups")  # as pyarrow's
-
-
 def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"  # as a benchmark of servers appends its loads
     path.write_bytes(json_line({"a": 1}) + json_line({"a": 2})[:-4])
     assert list(read_jsonl(path)) == [{"a": 1}]
 
 
-@pytest.mark.parametrize("line", [b"{", b'"\xff"'])
-def test_a_damaged_line_is_named_by_its_number(tmp_path: Path, line: bytes) -> None:
+def test_a_damaged_line_is_named_by_its_number(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(json_line({"a": 1}) + line + b"\n")
+    path.write_bytes(json_line({"a": 1}) + b'"\xff"\n')
     with pytest.raises(InputError, match=r"rows\.jsonl line 2 is damaged"):
         list(read_jsonl(path))

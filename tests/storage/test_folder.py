@@ -75,9 +75,6 @@ def test_a_file_is_there_whole_or_not_at_all(folder: Storage) -> None:
     assert (folder.size("a.bin"), folder.size("b.txt"), bytes(folder.read("b.txt"))) == (10, 0, b"")
     ranges = {(): b"0123456789", (3,): b"3456789", (3, 5): b"34", (8, 12): b"89"}  # as far as there are bytes
     assert {cut: bytes(folder.read("a.bin", *cut)) for cut in ranges} == ranges
-    for letter in "ecfd":
-        write_file(folder, f"{letter}.txt", b"")
-    assert folder.names("*.txt") == [f"{letter}.txt" for letter in "bcdef"]
 
 
 def test_a_new_file_replaces_the_old_one_of_its_name(folder: Storage) -> None:

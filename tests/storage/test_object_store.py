@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from object_stores import SECRET, FaultyProxy, RunningStore, faulty_proxy, new_folder, running_store
-from scripts import run_script
 from stores import random_samples, save_store, write_store
+from training_runs import LIGHTNING_WARNS, Run
 
 from eagle3.errors import InputError
 from eagle3.features.store import FeatureStore
 from eagle3.storage.folder import open_folder, write_file
 from eagle3.storage.object_store import PART, Bucket
+
+pytestmark = LIGHTNING_WARNS
+ONE_EPOCH = "trainer.max_epochs=1"
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])
@@ -45,13 +47,13 @@ def bucket(url: str, **settings: int) -> Bucket:
 CONTENT = os.urandom(3 * PART + 12345)
 
 
-@pytest.mark.parametrize("fault", ["503", "429", "reset", "half", 0.2])
-def test_reading_and_writing_come_through_faults(proxy: FaultyProxy, url: str, fault: str | float) -> None:
+@pytest.mark.parametrize("fault", ["503", "half"])
+def test_reading_and_writing_come_through_faults(proxy: FaultyProxy, url: str, fault: str) -> None:
     """Every second request fails; what arrives is what was sent."""
     folder = bucket(url)
     seen: set[tuple[str, str]] = set()
 
-    def first_of_each(number: int, method: str, path: str) -> str | float:
+    def first_of_each(number: int, method: str, path: str) -> str:
         new = (method, path) not in seen
         seen.add((method, path))
         return fault if new and (fault != "half" or method == "GET") else "pass"
@@ -91,7 +93,7 @@ def test_parts_go_up_while_the_next_is_made_and_nothing_is_there_before_the_end(
     assert folder.names("*") == [] and server.unfinished_uploads() == []
 
 
-@pytest.mark.parametrize("fault", ["503", "429", "reset", "half"])
+@pytest.mark.parametrize("fault", ["429", "reset", "half"])
 def test_what_stays_wrong_is_one_line_that_names_key_url_rule_and_the_fix(
     proxy: FaultyProxy, url: str, fault: str
 ) -> None:
@@ -102,7 +104,7 @@ def test_what_stays_wrong_is_one_line_that_names_key_url_rule_and_the_fix(
         folder.read("a.bin", 0, 1000)
     said = str(refused.value)
     assert re.fullmatch(rf"data\.path: {folder.location}/a\.bin: .+; run the same command again .+", said), said
-    assert {"503": "503", "429": "429"}.get(fault, "") in said and len(proxy.requests) >= 2
+    assert ("429" in said) == (fault == "429") and len(proxy.requests) >= 2
     if fault != "half":
         with pytest.raises(InputError, match=r"data\.path: "):
             write_file(folder, "b.bin", b"1")
@@ -132,25 +134,19 @@ def test_bytes_that_came_wrong_are_asked_for_again_and_never_handed_out(
         folder.read("a.bin", 10, 500, sha256=expected)
 
 
-@pytest.mark.parametrize("status", ["400", "401", "403"])
-def test_access_that_is_denied_names_the_credentials(proxy: FaultyProxy, url: str, status: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        ("400", r"access is denied \(400 .*GOOGLE_APPLICATION_CREDENTIALS"),
+        ("403", r"access is denied \(403 .*GOOGLE_APPLICATION_CREDENTIALS"),
+        ("404", r"404 Not Found.*; make the bucket, or correct its name"),
+        ("301", r"is in another region; set AWS_DEFAULT_REGION to the bucket's region"),  # without a location
+    ],
+)
+def test_what_a_bucket_refuses_is_one_line_with_a_fix(proxy: FaultyProxy, url: str, status: str, message: str) -> None:
     proxy.fault = lambda number, method, path: status
-    with pytest.raises(
-        InputError, match=rf"data\.path: .*access is denied \({status} .*GOOGLE_APPLICATION_CREDENTIALS"
-    ):
-        bucket(url).read("a.bin")
-
-
-def test_a_bucket_that_does_not_exist_is_said_to_be_missing(proxy: FaultyProxy, url: str) -> None:
-    proxy.fault = lambda number, method, path: "404"
-    with pytest.raises(InputError, match=r"data\.path: .*404 Not Found.*; make the bucket, or correct its name"):
+    with pytest.raises(InputError, match=rf"data\.path: .*{message}"):
         bucket(url).names("*")
-
-
-def test_a_bucket_of_another_region_is_told_as_that(proxy: FaultyProxy, url: str) -> None:
-    proxy.fault = lambda number, method, path: "301"  # without a location
-    with pytest.raises(InputError, match=r"is in another region; set AWS_DEFAULT_REGION to the bucket's region"):
-        bucket(url).size("x")
 
 
 def test_a_large_file_that_changes_while_it_is_read_is_no_mixture(
@@ -173,11 +169,8 @@ def test_a_large_file_that_changes_while_it_is_read_is_no_mixture(
     ("place", "said"),
     [
         ("s3://", "must be a local folder, or a URL of a bucket and a folder in it: s3://BUCKET/FOLDER"),
-        ("s3://bucket", "must be a local folder, or a URL of a bucket and a folder in it"),
         ("ftp://host/folder", "must be a local folder, or a URL of a bucket and a folder in it"),
-        ("s3://bucket/run//folder", "must be a local folder, or a URL of a bucket and a folder in it"),
         (f"s3://key:{SECRET}@bucket/folder", "is a URL with more than a bucket and a folder"),
-        (f"az://container/folder?sig={SECRET}", "is a URL with more than a bucket and a folder"),
     ],
 )
 def test_what_names_no_folder_is_refused(place: str, said: str) -> None:
@@ -186,30 +179,14 @@ def test_what_names_no_folder_is_refused(place: str, said: str) -> None:
     assert said in str(refused.value) and SECRET not in str(refused.value)
 
 
-def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(InputError, match=r"data\.path=s3://bucket/folder needs the package obstore; install all that"):
-        open_folder("s3://bucket/folder", setting="data.path")
-
-
-def train(run: Path, data: object, *overrides: str) -> str:
-    """Train two epochs; return the error line of a run that fails."""
-    done = run_script(
-        "train", f"data.path='{data}'", f"hydra.run.dir={run}", "trainer=cpu", "data.pack_tokens=48",
-        "model.draft_vocab_size=16", "ttt_steps=3", "trainer.max_epochs=2", "callbacks.early_stopping=null", *overrides,
-    )  # fmt: skip
-    return done.stderr.splitlines()[-1] if done.returncode else ""
-
-
 @pytest.mark.slow
-def test_a_training_from_a_bucket_is_that_from_disk(server: RunningStore, url: str, tmp_path: Path) -> None:
-    samples, weights = random_samples(60), []
+def test_a_training_from_a_bucket_is_that_from_disk(url: str, tmp_path: Path) -> None:
+    samples = random_samples(60)
     save_store(open_folder(url, setting="features.path"), samples)
-    for number, path in enumerate([write_store(tmp_path / "store", samples), url]):
-        assert train(tmp_path / str(number), path) == ""
-        last = torch.load(tmp_path / str(number) / "checkpoints/last.ckpt", weights_only=True)
-        weights.append(last["state_dict"])
-    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    places = (write_store(tmp_path / "store", samples), url)
+    runs = [Run(tmp_path / f"run {number}", place, ONE_EPOCH).fit() for number, place in enumerate(places)]
+    assert runs[0].recorder.batches == runs[1].recorder.batches
+    assert all(torch.equal(weight, runs[1].weights[name]) for name, weight in runs[0].weights.items())
 
 
 def test_a_damaged_object_ends_training_with_its_name(server: RunningStore, url: str, tmp_path: Path) -> None:
@@ -219,5 +196,5 @@ def test_a_damaged_object_ends_training_with_its_name(server: RunningStore, url:
     content = bytearray(folder.read(shard))
     content[5000] ^= 1
     server.put(f"{url}/{shard}", bytes(content))
-    line = train(tmp_path / "run", url)
-    assert f"{url}/{shard}" in line and "another sha256" in line and "is damaged and is refused" in line
+    with pytest.raises(InputError, match=rf"{url}/{shard}.* another sha256 .*is damaged and is refused"):
+        Run(tmp_path / "run", url, ONE_EPOCH).fit()

@@ -33,7 +33,7 @@ def test_pages_of_a_mapped_file_come_at_once(tmp_path: Path) -> None:
     assert looked_at[1] < looked_at[0] / 10
 
 
-@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 5000, 10_000])
+@pytest.mark.parametrize("size", [0, 1, 5000, 10_000])
 def test_the_hash_is_that_of_all_bytes_wherever_they_are(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(prefault, "AT_ONCE", 4999)
     content = random.Random(size).randbytes(size + 1)

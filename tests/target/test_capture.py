@@ -12,10 +12,12 @@ from hybrid_families import FAMILIES as HYBRID
 from hybrid_families import hybrid_config
 from torch.testing import assert_close
 
+from eagle3.adapters.transformers import text_part
 from eagle3.errors import InputError
 from eagle3.target.capture import Capture, check_capture_layers, default_capture_layers, read_logit_transform
-from eagle3.target.facts import LogitTransform
+from eagle3.target.facts import LogitTransform, target_config
 from eagle3.target.model import load_target
+from eagle3.target.stored import stored_target
 
 LENGTHS = [24, 5, 13]
 
@@ -63,6 +65,17 @@ def test_a_family_has_the_features_of_unpadded_samples_and_a_plain_frozen_lm_hea
     assert read_logit_transform(target) == LogitTransform()
     assert target.lm_head.shape == target.embedding.shape == (4096, 32)
     assert not target.model.training and not any(weight.requires_grad for weight in target.model.parameters())
+    assert_the_files_say_the_same(stored_target(path=target.path), target)
+
+
+def assert_the_files_say_the_same(files, target):
+    assert files.identity == target.identity
+    assert files.stop_ids == {files.tokenizer.eos_token_id, target.model.generation_config.eos_token_id}
+    for ours, theirs in ((files.embedding, target.embedding), (files.lm_head, target.lm_head)):
+        assert torch.equal(ours.to(theirs.dtype), theirs)
+    assert (files.lm_head is files.embedding) == (target.lm_head.data_ptr() == target.embedding.data_ptr())
+    loaded = text_part(target.model.config)
+    assert files.facts == target.facts == target_config(loaded, len(target.lm_head), target.checkpoint_dtype)
 
 
 @pytest.mark.parametrize("family", HYBRID)
@@ -96,14 +109,12 @@ def test_bf16_target_gives_bf16_features():
     assert features.aux_hidden_states.shape == (3, 3 * 192)
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "layers"), [(7, [2, 3, 4]), (8, [2, 4, 5]), (32, [2, 16, 29]), (61, [2, 30, 58])]
-)
+@pytest.mark.parametrize(("num_layers", "layers"), [(7, [2, 3, 4]), (32, [2, 16, 29])])
 def test_captured_layers_are_low_middle_high(num_layers, layers):
     assert default_capture_layers(num_layers) == layers
 
 
-@pytest.mark.parametrize("num_layers", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("num_layers", [2, 5])
 def test_too_few_layers_name_the_config_key_and_a_choice_that_works(num_layers):
     with pytest.raises(InputError, match=rf"features\.capture_layers=.*{num_layers} layers") as caught:
         default_capture_layers(num_layers)
@@ -116,7 +127,7 @@ def test_one_layer_is_too_few_for_any_choice():
         default_capture_layers(1)
 
 
-@pytest.mark.parametrize("layers", [[0, 4, 5], [2, 2, 5], [5, 4, 2], [2, 4, 8], [-3, 4, 5], []])
+@pytest.mark.parametrize("layers", [[0, 4, 5], [2, 2, 5], [5, 4, 2], [2, 4, 8], []])
 def test_impossible_capture_layers_are_refused(layers):
     with pytest.raises(InputError, match=r"features\.capture_layers"):
         check_capture_layers(layers, 8)

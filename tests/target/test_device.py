@@ -23,7 +23,5 @@ def test_gpus_that_pytorch_does_not_see_are_said_unless_they_are_hidden_on_purpo
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert str(unseen_gpus(driver)).startswith("PyTorch sees no GPU where the driver lists 1 (")
     assert unseen_gpus(tmp_path / "no driver") is None
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert "CUDA_VISIBLE_DEVICES=1 where the driver lists 1 (" in str(unseen_gpus(driver))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert unseen_gpus(driver) is None

@@ -29,12 +29,9 @@ def test_a_loss_that_is_no_number_is_refused(tiny_path: Path) -> None:
         require_health(model.eval(), AutoTokenizer.from_pretrained(tiny_path), "here")
 
 
-@pytest.mark.parametrize("std", [0.02, 0.3])
-def test_untrained_weights_are_refused_unless_the_check_is_switched_off(
-    tiny_path: Path, tmp_path: Path, std: float
-) -> None:
+def test_untrained_weights_are_refused_unless_the_check_is_switched_off(tiny_path: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = AutoConfig.from_pretrained(tiny_path, initializer_range=std)
+    config = AutoConfig.from_pretrained(tiny_path, initializer_range=0.3)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(tiny_path).save_pretrained(tmp_path)
     assert load_target(path=str(tmp_path), **OPTIONS, check_health=False)

@@ -1,6 +1,7 @@
 """A damaged or hand-edited file of a target is one line, or harmless: never a traceback, whatever is wrong with it."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from eagle3.settings.precomputing import ChatSettings
 from eagle3.target.stored import stored_target
 from eagle3.target.tensors import INDEX
 
+EVERY = int(os.environ.get("EVERY_FAULT", "5"))  # all: EVERY_FAULT=1 python -m pytest FILE
 LANGUAGE: dict[str, Any] = {"hidden_size": 192, "num_hidden_layers": 8, "dtype": "bfloat16"}
 MORE: dict[str, dict[str, Any]] = {
     "config.json": {
@@ -46,7 +48,8 @@ def faults(file: str, content: str | None) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("file", MORE)
 def test_no_wrong_value_in_a_file_is_a_traceback(file: str, target_copy: Path) -> None:
     place = target_copy / file
-    for name, text in faults(file, place.read_text() if place.exists() else None):
+    all_faults = [*faults(file, place.read_text() if place.exists() else None)]
+    for name, text in [*all_faults[::EVERY], *all_faults[-len(TEXTS) :]]:
         place.write_text(text, encoding="latin-1")
         try:
             read(target_copy)
@@ -73,9 +76,7 @@ def read(folder: Path) -> None:
         ("config.json", '{"num_hidden_layers": 99999}', r"config\.json: num_hidden_layers=99999: .*less than"),
         ("generation_config.json", '{"eos_token_id": "</s>"}', r"eos_token_id\S*='</s>': .*integer"),
         ("tokenizer_config.json", '{"model_max_length": "x"}', r"tokenizer_config\.json: model_max_length='x': "),
-        (INDEX, '{"weight_map": {"a": 3}}', rf"{INDEX}: weight_map\.a=3: .*string"),
         (INDEX, '{"weight_map": {"a": "../b.safetensors"}}', rf"{INDEX}: weight_map\.a='\.\./b\.safetensors': "),
-        (INDEX, "{}", rf"{INDEX}: weight_map is missing"),
     ],
 )
 def test_a_wrong_value_is_named_with_file_key_and_rule(file: str, text: str, message: str, target_copy: Path) -> None:

@@ -24,7 +24,7 @@ TINY = ASSETS / "tiny"
 WRITE = (
     "prompts=from_target", f"target.path={TINY}", "target.device=cpu", "target.check_health=false",
     "prompts.processes=1", "prompts/privacy=off", "prompts.from_target.max_new_tokens=32", "sampling.max_new_tokens=8",
-    "sampling.temperature=0",
+    "sampling.temperature=0", "prompts.duplicates.near=false",
 )  # fmt: skip
 HERE = ("answers=huggingface", "answers.window=32")
 Run = Callable[..., Path]
@@ -112,9 +112,6 @@ def test_some_of_the_targets_prompts_can_be_held_out(run: Run) -> None:
     held_out = [prompt["id"] for prompt in prompts_of(out_dir / "held_out")]
     training = [prompt["id"] for prompt in prompts_of(out_dir)]
     assert len(held_out) == 4 and len(training) == 8 and not {*held_out} & {*training}
-    assert [*map(prompts_of, (run("prompts.limit=12", "prompts.held_out=4"), out_dir / "held_out"))] == [
-        prompts_of(out_dir), prompts_of(out_dir / "held_out"),
-    ]  # fmt: skip
 
 
 def test_more_prompts_continue_the_samples_and_other_settings_are_refused(
@@ -122,47 +119,39 @@ def test_more_prompts_continue_the_samples_and_other_settings_are_refused(
 ) -> None:
     few = prompts_of(run("prompts.limit=5"))
     made = len(sampled)
-    more = prompts_of(run("prompts.limit=14"))
-    assert more[:5] == few and len(more) == 14
+    more = prompts_of(run("prompts.limit=10"))
+    assert more[:5] == few and len(more) == 10
     assert len(set(sampled)) == len(sampled) > made
-    assert prompts_of(run("prompts.limit=5")) == few
     line = fails("prompts.limit=5", "prompts.from_target.temperature=0.9")
     assert "prompts.from_target.temperature=1.0 then, 0.9 now" in line and "target_prompts" in line
     assert prompts_of(run("prompts.limit=5", "prompts.from_target.seed=1", name="other")) != few
 
 
 def test_a_run_that_is_stopped_at_any_sample_resumes_with_each_sample_once(
-    run: Run, monkeypatch: pytest.MonkeyPatch, sampled: list[int]
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = ("prompts.limit=12", "answers.window=3", "answers.batch_size=3")
+    settings = ("prompts.limit=9", "answers.window=3", "answers.batch_size=3")
     expected = run(*settings, name="whole")
-    total = len(sampled)
-    noted = eagle3.answers.huggingface.generate
+    unstopped = eagle3.answers.huggingface.generate
 
     class Killed(BaseException):
         pass
 
-    kills = 0
-    for after in range(4, total, 7):
+    for after in (4, 6):  # samples, of twelve in the first round
         left = [after]
 
         def dies(model: Any, prompts: Any, left: list[int] = left, **options: Any) -> Any:
             left[0] -= len(prompts)
             if left[0] < 0:
                 raise Killed
-            return noted(model, prompts, **options)
+            return unstopped(model, prompts, **options)
 
         monkeypatch.setattr(eagle3.answers.huggingface, "generate", dies)
-        try:
+        with pytest.raises(Killed):
             run(*settings, name="killed")
-            break
-        except Killed:
-            kills += 1
-            unfinished = expected.parent / "killed/target_prompts/unfinished.jsonl"
-            if unfinished.exists():  # a line that was cut short
-                unfinished.write_bytes(unfinished.read_bytes() + b'{"id": "00')
-    assert kills >= 2
-    monkeypatch.setattr(eagle3.answers.huggingface, "generate", noted)
+        unfinished = expected.parent / "killed/target_prompts/unfinished.jsonl"
+        unfinished.write_bytes(unfinished.read_bytes() + b'{"id": "00')  # a line that was cut short
+    monkeypatch.setattr(eagle3.answers.huggingface, "generate", unstopped)
     resumed = run(*settings, name="killed")
     assert files_of(resumed) == files_of(expected) and prompts_of(resumed) == prompts_of(expected)
 
@@ -196,17 +185,15 @@ def own_prompts(folder: Path, count: int) -> Path:
 @pytest.mark.parametrize(
     ("settings", "by_target", "own"),
     [
-        (["prompts.from_target.limit=4"], 4, 20),
         (["prompts.from_target.limit=4", "prompts.limit=10"], 4, 6),
         (["prompts.from_target.share=0.25", "prompts.limit=null"], 7, 20),
-        (["prompts.from_target.share=0.5", "prompts.limit=12"], 6, 6),
     ],
 )
 def test_own_prompts_and_the_target_s_are_mixed_by_number_or_share(
     run: Run, tmp_path: Path, settings: list[str], by_target: int, own: int
 ) -> None:
     path = own_prompts(tmp_path, 20)
-    out_dir = run(f"prompts.path={path}", "prompts.duplicates.near=false", *settings)
+    out_dir = run(f"prompts.path={path}", *settings)
     sources = Counter(prompt["source"] == "target" for prompt in prompts_of(out_dir))
     assert sources == {True: by_target, False: own}
     report = (out_dir / "prompts" / "report.md").read_text()
@@ -219,17 +206,6 @@ def test_own_prompts_of_which_none_passes_are_refused_before_the_target_writes_a
     write_jsonl(tmp_path / "own.jsonl", [{"prompt": "Who may use this?"}])
     line = fails(f"prompts.path={tmp_path}/own.jsonl", "prompts.from_target.share=0.5")
     assert "license missing: 1" in line and sampled == []
-
-
-def test_leaks_and_languages_are_counted_as_for_any_source(run: Run, tmp_path: Path) -> None:
-    samples = samples_of(run("prompts.limit=5", name="first"))
-    leaked = next(row["messages"][0]["content"] for row in samples if not row["refused"])
-    write_jsonl(tmp_path / "bench.jsonl", [{"prompt": f"{leaked} {leaked} {leaked}"}])
-    bench = f"prompts.decontamination.benchmarks=['{tmp_path}/bench.jsonl']"
-    out_dir = run("prompts.limit=5", bench, "prompts.decontamination.dropped_words=4", "prompts.language.allowed=[en]")
-    ledger = ledger_of(out_dir)
-    assert ledger["leaks"]["bench"]["dropped"] >= 1 and len(prompts_of(out_dir)) == 5
-    assert ledger["sources"]["target"]["rejected"]["leak: bench"] == ledger["leaks"]["bench"]["dropped"]
 
 
 def test_system_prompts_steer_in_turn_and_are_kept_only_where_asked(run: Run) -> None:
@@ -245,7 +221,7 @@ def test_system_prompts_steer_in_turn_and_are_kept_only_where_asked(run: Run) ->
 
 def test_conversations_of_several_turns_have_answers_between_their_user_turns(run: Run) -> None:
     turns = ("prompts.from_target.turns=3", "prompts.from_target.max_new_tokens=64", "sampling.max_new_tokens=64")
-    out_dir = run("prompts.limit=6", *turns)
+    out_dir = run("prompts.limit=4", *turns)
     rows = [row for row in samples_of(out_dir) if not row["refused"]]
     assert max(len(row["messages"]) for row in rows) > 2
     for row in rows:
@@ -274,11 +250,8 @@ def test_a_number_that_duplicates_make_unreachable_ends_with_the_counts_and_what
         (["prompts.path=x.jsonl"], "prompts.from_target.share=null"),
         (["prompts.from_target.share=0.5"], "prompts.from_target.share=0.5 is a share of all prompts"),
         (["prompts.path=x.jsonl", "prompts.from_target.share=0.5", "prompts.from_target.limit=5"], "leave one out"),
-        (["prompts.from_target.temperature=0"], "prompts.from_target.temperature=0 must be above 0"),
-        (["prompts.from_target.system_prompts=['']"], "prompts.from_target.system_prompts[0]"),
         (["prompts.from_target.max_new_tokens=4096"], "prompts.from_target.max_new_tokens=4096 leaves no room"),
         (["answers=imported"], "answers=imported"),
-        (["prompts.sources=[{path: x.jsonl, name: target}]", "prompts.from_target.limit=5"], "x.jsonl does not exist"),
     ],
 )
 def test_settings_without_sense_are_one_line_that_names_the_key(
@@ -328,9 +301,9 @@ def at(url: str, name: str = "sglang") -> tuple[str, ...]:
 
 
 def test_a_server_of_sglang_writes_and_answers_what_the_target_does_here(run: Run, server: ProtocolServer) -> None:
-    here = run("prompts.limit=12", name="here", stages="[prompts,answers]")
+    here = run("prompts.limit=5", name="here", stages="[prompts,answers]")
     with serving(server) as url:
-        there = run("prompts.limit=12", *at(url), stages="[prompts,answers]")
+        there = run("prompts.limit=5", *at(url), stages="[prompts,answers]")
     assert samples_of(there) == samples_of(here) and prompts_of(there) == prompts_of(here)
     assert server.most_running <= 4
 
@@ -339,8 +312,8 @@ def test_a_server_of_the_openai_protocol_writes_prompts_and_one_without_token_id
     run: Run, fails: Callable[..., str], server: ProtocolServer
 ) -> None:
     with serving(server) as url:
-        out_dir = run("prompts.limit=6", *at(url, "openai"))
-        assert len(prompts_of(out_dir)) == 6 and all(isinstance(body["prompt"], list) for body in server.received)
+        out_dir = run("prompts.limit=4", *at(url, "openai"))
+        assert len(prompts_of(out_dir)) == 4 and all(isinstance(body["prompt"], list) for body in server.received)
         server.fault = lambda number: web.json_response({"choices": [{"text": "Why?", "finish_reason": "stop"}]})
         line = fails("prompts.limit=6", *at(url, "openai"), name="text")
         assert f"{url} returns text and no token ids" in line
@@ -348,20 +321,6 @@ def test_a_server_of_the_openai_protocol_writes_prompts_and_one_without_token_id
         server.fault = lambda number: web.json_response(refusal, status=400)
         line = fails("prompts.limit=6", *at(url, "openai"), name="ids")
         assert "must take prompts as token ids" in line and "prompt must be a string" in line
-
-
-def test_a_server_of_another_model_is_refused(fails: Callable[..., str], server: ProtocolServer) -> None:
-    server.arguments["model_path"] = "other/model"
-    with serving(server) as url:
-        assert f"{url} serves other/model" in fails("prompts.limit=6", *at(url))
-
-
-def test_servers_that_fail_now_and_then_lose_no_sample(run: Run, server: ProtocolServer) -> None:
-    server.fault = lambda number: web.Response(status=500) if number % 5 == 0 else None
-    with serving(server) as url:
-        out_dir = run("prompts.limit=8", *at(url), "answers.attempts=100", "answers.give_up_s=60")
-    numbers = [row["number"] for row in samples_of(out_dir)]
-    assert numbers == [*range(len(numbers))] and len(prompts_of(out_dir)) == 8
 
 
 def test_one_start_of_the_engine_is_enough_for_prompts_and_answers(
@@ -374,6 +333,6 @@ def test_one_start_of_the_engine_is_enough_for_prompts_and_answers(
         eagle3.answers.served.ServedAnswerer, "__enter__", lambda self: (entered.append("x"), enter(self))[1]
     )
     with serving(server) as url:
-        out_dir = run("prompts.limit=12", *at(url), stages="[prompts,answers]")
+        out_dir = run("prompts.limit=9", *at(url), stages="[prompts,answers]")
     assert entered == ["x"] and len({*(out_dir / "target_prompts").glob("round-*")}) > 1
-    assert len([*read_jsonl(out_dir / "answers/answers.jsonl")]) == 12
+    assert len([*read_jsonl(out_dir / "answers/answers.jsonl")]) == 9

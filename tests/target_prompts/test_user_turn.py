@@ -2,22 +2,28 @@
 
 import defaults
 import pytest
-import transformers
 from chats import SETTINGS, TEMPLATES, make_chat, make_tokenizer
-from families import OPTIONS, text_config
 from stores import ASSETS
 
 from eagle3.answers.chat import Chat
-from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import ChatSettings
-from eagle3.target.model import load_target
-from eagle3.target_prompts.quality import CUT, LOOP, NOT_TEXT, ROLE_INSIDE, TINY, TOKEN_INSIDE, checked
-from eagle3.target_prompts.user_turn import NO_END, REWRITTEN, first_user_turn, require_user_turns, user_turn
+from eagle3.target_prompts.user_turn import (
+    CUT,
+    LOOP,
+    NO_END,
+    NOT_TEXT,
+    REWRITTEN,
+    ROLE_INSIDE,
+    TINY,
+    TOKEN_INSIDE,
+    checked,
+    first_user_turn,
+    require_user_turns,
+    user_turn,
+)
 from eagle3.target_prompts.written import NO_ROOM, Sample, Writing
-from eagle3.workers.meter import ProgressBuffer
-from eagle3.workers.task import take_from
 from tests.answers.tokenizer_kinds import KINDS, tokenizer_of
 
 SYSTEM = "You are a coding assistant for SQL."
@@ -117,20 +123,19 @@ def test_system_prompts_that_the_template_refuses_or_loses_are_refused_by_name(t
             require_user_turns(chat, [SYSTEM])
 
 
-@pytest.mark.parametrize("text", ["What is it?", "  What is it? \n"])
-def test_a_template_that_strips_gives_the_text_as_it_would_serve_it(text, tmp_path):
-    (tmp_path / "strip.jinja").write_text(CHATML.replace("TEXT", "{{ m.content | trim }}"))
-    for chat in (make_chat("qwen2_5", template=str(tmp_path / "strip.jinja")), make_chat("qwen2_5")):
+def test_a_text_is_given_as_the_template_would_serve_it_or_left_out_where_that_is_another(tmp_path):
+    (tmp_path / "own.jinja").write_text(CHATML.replace("TEXT", "{{ m.content | trim | replace('/no_think', '') }}"))
+    for chat in (make_chat("qwen2_5", template=str(tmp_path / "own.jinja")), make_chat("qwen2_5")):
         turn = first_user_turn(chat, None)
-        assert checked(chat, turn, [], ended(chat, turn, text)) == ("What is it?", None)
+        for text in ("What is it?", "  What is it? \n"):
+            assert checked(chat, turn, [], ended(chat, turn, text)) == ("What is it?", None)
+        rewrites = chat.settings["template_hash"] != make_chat("qwen2_5").settings["template_hash"]
+        assert (checked(chat, turn, [], ended(chat, turn, "Why is it? /no_think"))[1] is not None) == rewrites
 
 
-def test_a_text_that_the_template_rewrites_is_left_out(tmp_path):
-    (tmp_path / "flags.jinja").write_text(CHATML.replace("TEXT", "{{ m.content | replace('/no_think', '') }}"))
-    chat = make_chat("qwen2_5", template=str(tmp_path / "flags.jinja"))
-    turn = first_user_turn(chat, None)
-    assert checked(chat, turn, [], ended(chat, turn, "Why is it? /no_think"))[1] is not None
-    assert checked(chat, turn, [], ended(chat, turn, "Why is it so?"))[1] is None
+@pytest.fixture(scope="module")
+def plain_chat():
+    return make_chat("qwen2_5")
 
 
 @pytest.mark.parametrize(
@@ -152,10 +157,9 @@ def test_a_text_that_the_template_rewrites_is_left_out(tmp_path):
         ("为什么?为什么呢", None),
     ],
 )
-def test_a_text_that_is_no_prompt_is_named_by_its_reason(text, reason):
-    chat = make_chat("qwen2_5")
-    turn = first_user_turn(chat, None)
-    assert checked(chat, turn, [], ended(chat, turn, text)) == (text.strip(), reason)
+def test_a_text_that_is_no_prompt_is_named_by_its_reason(plain_chat, text, reason):
+    turn = first_user_turn(plain_chat, None)
+    assert checked(plain_chat, turn, [], ended(plain_chat, turn, text)) == (text.strip(), reason)
 
 
 def test_added_tokens_that_the_template_does_not_write_are_text():
@@ -184,43 +188,6 @@ def test_a_turn_without_its_end_or_with_another_control_token_at_it_is_left_out(
     assert checked(chat, turn, [], Answer([*ids[:-1], system], "stop"))[1] == TOKEN_INSIDE
     [stop] = chat.stop_ids  # some targets end a user's text as they end their own
     assert checked(chat, turn, [], Answer([*ids[:-1], stop], "stop"))[1] is None
-
-
-ARCHITECTURES = {
-    "llama3_1": "llama", "qwen2_5": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text", "phi3": "phi3",
-    "glm4moe": "glm4_moe", "gptoss": "gpt_oss", "deepseekv3": "deepseek_v3",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_targets_of_real_families_write_and_answer_in_turn(name, tmp_path):
-    config = text_config(ARCHITECTURES[name], 4)
-    config.vocab_size, config.max_position_embeddings = 4352, 512
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    tokenizer = make_tokenizer(name)
-    tokenizer.chat_template = (ASSETS / f"templates/{name}.jinja").read_text()
-    tokenizer.save_pretrained(tmp_path)
-    target = load_target(path=str(tmp_path), **OPTIONS)
-    chat = Chat(target.tokenizer, ChatSettings(**SETTINGS), stop_ids=target.stop_ids)
-    sampling = defaults.sampling(temperature=1.0, max_new_tokens=4)
-    plan = {"sampling": sampling, "keep_system_prompts": False, "turns": 2, "seed": 0, "longest_before": None}
-    samples = [Sample(number, Writing(system_prompts=("", SYSTEM)[1:], **plan)) for number in range(3)]
-    answerer = HuggingFaceAnswerer(target=target, sampling=sampling, batch_size=8, batch_tokens=4096, window=8)
-    begun = [sample.begin(chat, max_prompt_tokens=None) for sample in samples]
-    expected = chat.prompt([{"role": "system", "content": SYSTEM}, user("XYZ")]).partition("XYZ")[0]
-    assert {chat.decode(each.prompt_ids) for each in begun} == {expected}
-    [finished] = answerer(take_from(begun), ProgressBuffer())
-    # Random weights never end a turn by themselves.
-    assert {each.result["refused"] for each in finished} <= {CUT, TOKEN_INSIDE, TINY, NOT_TEXT}
-    # With a text of ours in the place of theirs, the same target answers, and the next user's turn follows.
-    [written] = [samples[0].begin(chat, max_prompt_tokens=None)]
-    written.answer(ended(chat, first_user_turn(chat, SYSTEM), "How do I join two tables?"))
-    assert written.waiting and written.sampling is None
-    assert written.prompt_ids == chat.prompt_ids(
-        [{"role": "system", "content": SYSTEM}, user("How do I join two tables?")]
-    )
-    assert [*answerer(take_from([written]), ProgressBuffer())] == [[written]] and written.result["refused"] is None
-    assert written.result["messages"] == [user("How do I join two tables?")] and written.result["ended"]
 
 
 def test_a_conversation_of_several_turns_ends_before_a_turn_that_cannot_be_used():

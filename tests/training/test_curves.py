@@ -32,7 +32,7 @@ def test_every_panel_shows_what_a_training_logs_also_after_a_resume(train: Start
     assert len(curves["val/served_reach_3"].values) == 3
     lines = [2, 3, 4, 3, 1, 1, 2, 1]  # one is the best's star
     assert [len(axes.lines) for axes in draw({"run": curves}).axes] == lines
-    wanted = [name for metrics in PANELS.values() for name in metrics]
+    wanted = [name for panel in PANELS.values() for name in panel.metrics]
     assert all(any(metric.startswith(name.removesuffix("*")) for metric in curves) for name in wanted)
 
 
@@ -80,12 +80,43 @@ def test_of_several_runs_each_has_its_colour_and_a_name(tmp_path: Path) -> None:
     assert [line.get_color() for line in losses.lines] == ["C0", "C1"]
 
 
+def test_several_runs_have_fewer_lines_each_of_a_numbered_metric() -> None:
+    curves = {f"val/loss_{step}": Curve([1, 2], [2.0, 1.0]) for step in range(8)}
+    [panel] = draw({"one": curves, "other": curves}).axes
+    labels = [line.get_label() for line in panel.lines]
+    assert labels == [f"{run}: step {step}" for run in ("one", "other") for step in (0, 2, 4, 6)]
+
+
 def test_a_short_run_has_markers_and_no_panel_of_a_single_point() -> None:
     short = {"val/loss": Curve([2, 5], [3.0, 2.0]), "train/loss": Curve([4], [2.5]), "train/lr": Curve([4], [0.1])}
     [losses] = draw({"run": short}).axes
     assert [line.get_marker() for line in losses.lines] == ["o", "o"]
     [long] = draw({"run": {"train/loss": Curve(list(range(99)), [1.0] * 99)}}).axes
     assert [line.get_marker() for line in long.lines] == ["None"]
+
+
+def test_many_values_of_a_training_are_pale_under_their_running_mean() -> None:
+    metrics = ("train/loss", "train/lr", "val/loss")
+    losses, rates = draw({"run": {metric: Curve(list(range(200)), [0.0, 2.0] * 100) for metric in metrics}}).axes
+    values, mean, validation = losses.lines
+    assert list(values.get_ydata()) == [0.0, 2.0] * 100 and values.get_color() == mean.get_color()
+    assert values.get_alpha() < 1 and mean.get_alpha() is None and len(mean.get_ydata()) == 200
+    assert all(0.7 < value < 1.3 for value in mean.get_ydata())
+    assert len(rates.lines) == 1 and validation.get_label() == "validation"
+
+
+def test_steps_are_counted_from_one_and_each_panel_has_the_same_steps() -> None:
+    panels = draw({"run": {"train/loss": Curve([0, 9], [2.0, 1.0]), "val/loss_0": Curve([4, 9], [2.0, 1.0])}}).axes
+    assert [list(axes.lines[0].get_xdata()) for axes in panels] == [[1, 10], [5, 10]]
+    assert panels[0].get_xlim() == panels[1].get_xlim()
+
+
+def test_a_dark_picture_has_a_dark_background(tmp_path: Path) -> None:
+    run = write(tmp_path / "run")
+    main([str(run)])
+    main([str(run), "--dark", "--out", str(tmp_path / "dark.png")])
+    light, dark = (image.imread(path)[..., :3].mean() for path in (run / "curves.png", tmp_path / "dark.png"))
+    assert dark < 0.2 < 0.9 < light
 
 
 def test_the_step_of_the_best_checkpoint_is_marked() -> None:

@@ -78,50 +78,48 @@ def refusal(run: Path, ckpt_path: Path | str | None, copies: Path | str | None =
     return str(refused.value)
 
 
-def test_a_new_training_leaves_the_checkpoints_of_an_earlier_one_alone(tmp_path: Path, save: Saved) -> None:
-    run, last = tmp_path / "run", save(tmp_path / "run/checkpoints/last.ckpt", 9)
-    assert f"hydra.run.dir={run} has checkpoints of an earlier training" in refusal(run, None)
-    assert f"resume it with ckpt_path={last}, or give another hydra.run.dir" in refusal(run, None)
-    assert RunCheckpoints(run, None).resume_from(str(last)) == str(last)
-    assert RunCheckpoints(tmp_path / "other", None).resume_from(None) is None
+LAST, BEST8, BEST10 = "last.ckpt", "best-step8.ckpt", "best-step10.ckpt"  # names do not sort as the steps do
+Steps = dict[str, int]
+# Steps of the checkpoints in the run and in its copies; what is to be resumed; the checkpoint that it is, or why not.
+STARTS: list[tuple[Steps, Steps, str | None, str | None]] = [
+    ({}, {}, None, None),
+    ({}, {}, "auto", None),
+    ({}, {}, "last", "checkpoints has no checkpoint; set hydra.run.dir"),
+    ({}, {}, "OTHER/last.ckpt", "OTHER/last.ckpt"),
+    ({}, {}, "s3://bucket/run/last.ckpt", "set checkpoint_copies=s3://bucket/run ckpt_path=auto"),
+    ({LAST: 9}, {}, None, "has checkpoints of an earlier training; resume it with ckpt_path=RUN/last.ckpt, or give"),
+    ({LAST: 9}, {}, "auto", "RUN/last.ckpt"),
+    ({LAST: 9}, {}, "last", "RUN/last.ckpt"),
+    ({LAST: 9}, {}, "RUN/last.ckpt", "RUN/last.ckpt"),
+    ({LAST: 9}, {}, "OTHER/last.ckpt", "ckpt_path=OTHER/last.ckpt would replace the checkpoints of hydra.run.dir="),
+    ({BEST8: 8, BEST10: 10}, {}, f"RUN/{BEST8}", f"give ckpt_path=RUN/{BEST10}, or"),  # killed before the first last
+    ({BEST8: 8, BEST10: 10, LAST: 20}, {}, f"RUN/{BEST10}", "give ckpt_path=RUN/last.ckpt, or"),
+    ({}, {LAST: 9}, None, "checkpoint_copies=COPIES has checkpoints of an earlier training"),
+    ({}, {LAST: 500}, "COPIES/last.ckpt", "resume with ckpt_path=auto, which fetches all"),
+    ({LAST: 600}, {LAST: 500}, "COPIES/last.ckpt", "give ckpt_path=RUN/last.ckpt, or"),
+    ({LAST: 600}, {LAST: 500}, "auto", "RUN/last.ckpt"),
+]
 
 
-def test_a_new_training_leaves_the_copies_of_an_earlier_one_alone(tmp_path: Path, save: Saved) -> None:
-    copies = save(tmp_path / "copies/last.ckpt", 9).parent
-    assert f"checkpoint_copies={copies} has checkpoints of an earlier training" in refusal(
-        tmp_path / "run", None, copies
-    )
+@pytest.mark.parametrize(("here", "there", "given", "expected"), STARTS)
+def test_a_start_resumes_the_latest_checkpoint_and_costs_none(
+    tmp_path: Path, save: Saved, here: Steps, there: Steps, given: str | None, expected: str | None
+) -> None:
+    run = tmp_path / "run"
+    places = {"RUN": run / "checkpoints", "COPIES": tmp_path / "copies", "OTHER": tmp_path / "other/checkpoints"}
+    for place, steps in (("RUN", here), ("COPIES", there), ("OTHER", {LAST: 9})):
+        for name, step in steps.items():
+            save(places[place] / name, step)
+    for place, folder in places.items():
+        given, expected = (each and each.replace(place, str(folder)) for each in (given, expected))
+    if expected is None or Path(expected).is_file():
+        assert RunCheckpoints(run, str(places["COPIES"])).resume_from(given) == expected
+        assert not here or step_of(expected) == here[LAST]
+    else:
+        assert expected in refusal(run, given, places["COPIES"])
 
 
-def test_last_is_the_latest_checkpoint_of_the_run_and_must_be_there(tmp_path: Path, save: Saved) -> None:
-    assert RunCheckpoints(tmp_path / "run", None).resume_from("auto") is None
-    assert "checkpoints has no checkpoint; set hydra.run.dir" in refusal(tmp_path / "run", "last")
-    last = save(tmp_path / "run/checkpoints/last.ckpt", 9)
-    for word in ("auto", "last"):
-        assert RunCheckpoints(tmp_path / "run", None).resume_from(word) == str(last)
-
-
-def test_a_checkpoint_of_another_run_is_refused_where_the_run_has_its_own(tmp_path: Path, save: Saved) -> None:
-    run, other = tmp_path / "run", save(tmp_path / "other/checkpoints/last.ckpt", 9)
-    assert RunCheckpoints(run, None).resume_from(str(other)) == str(other)
-    last = save(run / "checkpoints/last.ckpt", 5)
-    message = refusal(run, other)
-    assert f"ckpt_path={other} would replace the checkpoints of hydra.run.dir={run}" in message
-    assert f"give ckpt_path={last}, or another hydra.run.dir" in message
-
-
-def test_an_older_checkpoint_of_the_run_is_refused_and_later_ones_are_kept(tmp_path: Path, save: Saved) -> None:
-    folder = tmp_path / "run/checkpoints"
-    older = save(folder / "best-step8.ckpt", 8)
-    for step in (9, 10):  # names sort as the steps do, then not
-        best = save(folder / f"best-step{step}.ckpt", step)
-        assert f"give ckpt_path={best}, or" in refusal(tmp_path / "run", older)  # killed before the first last.ckpt
-    last = save(folder / "last.ckpt", 20)
-    assert f"give ckpt_path={last}, or" in refusal(tmp_path / "run", older)
-    assert RunCheckpoints(tmp_path / "elsewhere", None).resume_from(str(older)) == str(older)
-
-
-def test_a_run_whose_last_checkpoint_is_damaged_resumes_from_an_earlier_one_once_that_is_deleted(
+def test_an_earlier_checkpoint_resumes_a_run_only_once_a_damaged_one_is_deleted_and_with_its_optimizer(
     tmp_path: Path, save: Saved
 ) -> None:
     folder = tmp_path / "run/checkpoints"
@@ -130,10 +128,6 @@ def test_a_run_whose_last_checkpoint_is_damaged_resumes_from_an_earlier_one_once
     assert "or delete that checkpoint if it is damaged" in refusal(tmp_path / "run", best)
     last.unlink()
     assert RunCheckpoints(tmp_path / "run", None).resume_from("auto") == str(best)
-
-
-def test_a_checkpoint_of_the_weights_alone_resumes_nothing(tmp_path: Path, save: Saved) -> None:
-    best = save(tmp_path / "run/checkpoints/best-step8.ckpt", 8)
     with pytest.raises(InputError, match=f"ckpt_path={best} contains only weights .*init_from=HEAD"):
         read_resumed(str(best))
 
@@ -148,12 +142,12 @@ def test_a_run_that_was_continued_elsewhere_resumes_from_the_later_copy(tmp_path
     assert step_of(str(run / "checkpoints/best-step499.ckpt")) == 499
 
 
-def test_copies_that_are_behind_do_not_replace_a_later_checkpoint(tmp_path: Path, save: Saved) -> None:
-    run, copy = tmp_path / "run", save(tmp_path / "copies/last.ckpt", 500)
-    last = save(run / "checkpoints/last.ckpt", 600)
-    assert f"give ckpt_path={last}, or" in refusal(run, copy, copy.parent)
-    assert "resume with ckpt_path=auto, which fetches all" in refusal(tmp_path / "new", copy, copy.parent)
-    assert step_of(RunCheckpoints(run, str(copy.parent)).resume_from("auto")) == 600
+@pytest.mark.parametrize("inside", ["", "checkpoints"])
+def test_copies_are_not_the_checkpoints_themselves(inside: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    own = f"checkpoint_copies={run / inside} is the run's own folder"
+    assert own in refusal(run, None, run / inside)
+    assert own in refusal(run, "auto", run / inside)
 
 
 def test_copies_of_another_training_are_refused(tmp_path: Path, save: Saved) -> None:
@@ -208,8 +202,7 @@ def test_a_restart_without_its_folder_is_the_run_of_its_copies(tmp_path: Path, s
         assert (tmp_path / "elsewhere/run_id").read_text() == first
 
 
-@pytest.mark.parametrize("locked", [True, False])
-@pytest.mark.parametrize("word", [None, "auto"])
+@pytest.mark.parametrize(("word", "locked"), [(None, True), ("auto", False)])
 def test_of_two_trainings_that_start_together_the_second_is_refused(
     tmp_path: Path, word: str | None, locked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,9 +332,3 @@ def test_a_run_elsewhere_continues_from_copies_in_a_bucket(tmp_path: Path) -> No
         second = train("second", "trainer.max_epochs=2", copies, "ckpt_path=auto")
         assert {path.name for path in (tmp_path / "second/checkpoints").iterdir()} == {*bucket.names("*.ckpt")}
     assert second["global_step"] == 2 * first["global_step"] and second["epoch"] == 2
-
-
-def test_a_checkpoint_in_a_bucket_is_resumed_by_the_folder_of_its_run_copies(tmp_path: Path) -> None:
-    message = refusal(tmp_path, "s3://bucket/run/last.ckpt")
-    assert "must be a file on this machine; copy it" in message
-    assert "set checkpoint_copies=s3://bucket/run ckpt_path=auto" in message

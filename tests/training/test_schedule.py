@@ -70,7 +70,7 @@ def assert_as_without_a_break(found: list[float], *, then: int, now: int, steps:
     np.testing.assert_allclose(found, np.interp(packs, then * np.arange(length), without_break), atol=0.02 * PEAK)
 
 
-CHANGES = [(1, 2, 4), (2, 1, 2), (1, 2, 30), (2, 1, 15), (2, 4, 8)]  # packs of a step then and now, steps before
+CHANGES = [(1, 2, 4), (2, 1, 15)]  # packs of a step then and now, steps before
 
 
 @pytest.mark.parametrize(("then", "now", "steps"), CHANGES)
@@ -86,10 +86,8 @@ def test_accumulation_that_changes_at_a_resume_leaves_the_rate_over_samples_as_i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("then", "now", "steps"), [(1, 2, 6), (2, 1, 15)])
-def test_ranks_that_change_at_a_resume_leave_the_rate_over_samples_as_it_was(
-    tmp_path: Path, store: Path, then: int, now: int, steps: int
-) -> None:
+def test_ranks_that_change_at_a_resume_leave_the_rate_over_samples_as_it_was(tmp_path: Path, store: Path) -> None:
+    then, now, steps = 1, 2, 6
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     settings = [f"data.path={store}", f"hydra.run.dir={tmp_path}", "ckpt_path=auto", "trainer.accelerator=cpu",
                 f"optim.lr={PEAK}", "trainer.log_every_n_steps=1", "callbacks.last.every_n_steps=1",
@@ -129,7 +127,7 @@ def test_a_training_that_becomes_longer_warms_up_again_and_falls_to_its_end() ->
 
 @pytest.mark.parametrize(
     ("bound", "then", "now", "risen"),
-    [("max_epochs", 2, 3, True), ("max_steps", 20, 30, True), ("max_epochs", 3, 2, False)],
+    [("max_steps", 20, 30, True), ("max_epochs", 3, 2, False)],
 )
 def test_the_log_of_a_resume_says_what_the_rate_does_when_the_training_has_another_length(
     tmp_path: Path, store: Path, caplog: pytest.LogCaptureFixture, bound: str, then: int, now: int, risen: bool

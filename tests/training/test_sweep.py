@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import yaml
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from scripts import Script, run_script
-from stores import ROOT
+from stores import ROOT, grow_store, random_sample
 from training_runs import sweep, sweep_command
 
 from eagle3.errors import install_command
@@ -25,6 +26,7 @@ from eagle3.storage.records import write_sealed_json
 from eagle3.training.sweep import RankedTable, ranked_table, read_jobs
 
 METRIC = "val/served_accept_length_3"
+needs_optuna = pytest.mark.skipif(not find_spec("optuna"), reason="an extra")
 
 
 def job(directory: Path, name: str, overrides: list[str], score: float | None, mode: str = "max") -> None:
@@ -92,6 +94,12 @@ def test_the_same_sweep_continues_in_its_folder_by_any_launcher(tmp_path: Path) 
     RankedTable().on_multirun_start(composed(tmp_path, "ckpt_path=auto", *RATES, "hydra.launcher={}"))
 
 
+WORST = (
+    "error: hydra.sweeper.direction=minimize looks for the worst head: callbacks.best.mode=max; give "
+    "hydra.sweeper.direction=maximize, or hparams_search=optuna, which sets it\n"
+)
+
+
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
@@ -99,12 +107,16 @@ def test_the_same_sweep_continues_in_its_folder_by_any_launcher(tmp_path: Path) 
         (["ckpt_path=auto", *RATES[::-1]], "of other jobs (optim.lr=1e-3,3e-3 seed=0,1); give its overrides in its"),
         (["ckpt_path=auto", *RATES, "loss.decay=0.8"], "of other jobs (optim.lr=1e-3,3e-3 seed=0,1)"),
         (["ckpt_path=auto", *RATES, "hydra.sweep.subdir=x"], "of other jobs (optim.lr=1e-3,3e-3 seed=0,1)"),
+        (["hydra.sweep.subdir=all"], "hydra.sweep.subdir=all is one folder for all jobs"),
+        (["hydra.output_subdir=null"], "hydra.output_subdir=None must be .hydra"),
+        pytest.param(["hydra/sweeper=optuna"], WORST, marks=needs_optuna),
     ],
 )  # fmt: skip
-def test_another_sweep_in_the_folder_of_an_earlier_one_is_one_line(
+def test_a_sweep_that_would_mix_jobs_or_look_for_the_worst_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], reason: str
 ) -> None:
-    earlier_sweep(tmp_path, *RATES)
+    if RATES[0] in overrides:
+        earlier_sweep(tmp_path, *RATES)
     with pytest.raises(SystemExit):
         RankedTable().on_multirun_start(composed(tmp_path, *overrides))
     assert reason in capsys.readouterr().err
@@ -159,8 +171,6 @@ def test_another_sweep_below_the_folder_of_one_is_not_in_its_table(tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("hydra.sweep.subdir=all",), "hydra.sweep.subdir=all is one folder for all jobs"),
-        (("hydra.output_subdir=null",), "hydra.output_subdir=None must be .hydra"),
         (("hydra.sweep.subdir=../${hydra:job.num}",), "hydra.sweep.subdir=../0 is not a folder below hydra.sweep.dir="),
         ((BY_OVERRIDES, "hydra.job.config.override_dirname.exclude_keys=[seed]"), "is the folder of jobs 0 and 1"),
         (("hydra.run.dir=mine",), "hydra.run.dir=mine is for a single run"),
@@ -202,6 +212,40 @@ def test_a_killed_sweep_continues_by_the_same_command(tmp_path: Path, store_path
     assert sorted(line.split()[-1] for line in table[:3]) == ["seed=0", "seed=1", "seed=2"]
 
 
+EARLY = """\
+defaults: [soft_cross_entropy, _self_]
+_target_: eagle3.head.loss.UnrollLoss
+decay: {decay}
+"""
+
+
+def test_a_sweep_whose_files_have_changed_since_a_job_finished_does_not_continue(
+    tmp_path: Path, store_path: Path
+) -> None:
+    """The overrides are the same. What they name is not, and the table would show the jobs as one setting."""
+    own = tmp_path / "team" / "conf" / "loss" / "early.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text(EARLY.format(decay=0.5))
+    given = ("--config-dir", str(own.parent.parent))
+    keys = ("loss=early", "seed=0", "trainer.max_steps=1", "trainer.val_check_interval=1", "ckpt_path=auto")
+    command = [*given, *sweep_command(store_path, tmp_path / "sweep", *keys)]
+    assert run_script("train", *command).returncode == 0
+    finished = (tmp_path / "sweep" / "0" / "result.json").read_text()
+    assert run_script("train", *command).returncode == 0  # nothing has changed, and nothing is trained
+
+    own.write_text(EARLY.format(decay=0.9))
+    done = run_script("train", *command)
+    assert done.returncode == 1
+    assert "was finished with other settings (loss.decay=0.5 then, 0.9 now)" in done.stderr.splitlines()[-1]
+
+    own.write_text(EARLY.format(decay=0.5))
+    grow_store(store_path, [random_sample([0, 1, 1, 1, 1], seed=9, sample_id="later")])
+    done = run_script("train", *command)
+    assert done.returncode == 1
+    assert "was finished with other settings (other features in data.path)" in done.stderr.splitlines()[-1]
+    assert (tmp_path / "sweep" / "0" / "result.json").read_text() == finished
+
+
 # --- Hydra's plugins --------------------------------------------------------------------------------------------------
 
 LAUNCHERS = [
@@ -239,14 +283,14 @@ def test_a_study_continues_after_a_failed_trial_and_looks_for_the_longest_accept
     assert found["best_value"] == max(scores.values())
 
 
-def test_a_study_that_looks_for_the_worst_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    done = sweep(tmp_path, tmp_path / "sweep", "hydra/sweeper=optuna", "optim.lr=choice(1e-3,1e-2)")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        "error: hydra.sweeper.direction=minimize looks for the worst head: callbacks.best.mode=max; give "
-        "hydra.sweeper.direction=maximize, or hparams_search=optuna, which sets it"
-    )
+def test_a_launcher_of_slurm_on_a_machine_without_it_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    done = run_script(
+        "train", *sweep_command(tmp_path, tmp_path / "sweep", "hydra/launcher=submitit_slurm", "seed=0,1"),
+        cwd=tmp_path, env={"PATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: hydra/launcher=submitit_slurm: this machine has no srun; ")
 
 
 @pytest.mark.parametrize(
@@ -269,14 +313,3 @@ def test_a_search_looks_for_what_callbacks_best_calls_better(mode: str, directio
     config = scripts.composed("train", *overrides, return_hydra_config=True)
     assert config.hydra.sweeper.direction == direction
     assert "OptunaSweeper" in config.hydra.sweeper._target_
-
-
-@pytest.mark.slow
-def test_a_job_that_early_stopping_ended_is_not_trained_again(tmp_path: Path, store_path: Path) -> None:
-    settings = ("ckpt_path=auto", "trainer.max_epochs=9", "callbacks.early_stopping.patience=1", "optim.lr=1e-9,1e-8")
-    contents = []
-    for _ in range(2):
-        done = sweep(store_path, tmp_path / "sweep", *settings)
-        assert done.returncode == 0, done.stderr[-2000:]
-        contents.append([(tmp_path / "sweep" / job / "result.json").read_text() for job in "01"])
-    assert contents[0] == contents[1] and '"epochs": 9' not in contents[0]

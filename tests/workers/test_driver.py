@@ -5,6 +5,8 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from steady_pool import SteadyPool
 
 from eagle3.errors import InputError
 from eagle3.workers import driver, worker_thread
-from eagle3.workers.cluster import reason_of
+from eagle3.workers.cluster import RayPool, connect, reason_of
 from eagle3.workers.driver import Driver, Lost
 from eagle3.workers.in_process import InProcess
 from eagle3.workers.meter import Meter, Progress, ProgressBuffer
@@ -196,6 +198,17 @@ def test_a_worker_that_is_lost_again_and_again_waits_longer_before_each_restart(
     waits = [later - earlier for earlier, later in itertools.pairwise(pool.sent_at)]
     assert [int(wait) for wait in waits] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert len(caplog.messages) == 9 and "restarts in 60 s" in caplog.messages[-1]
+
+
+def test_a_cluster_that_is_not_there_or_too_small_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(InputError, match=r"workers\.address=127\.0\.0\.1:1: no Ray cluster answers there"):
+        connect("127.0.0.1:1")
+    pool = RayPool(Squares(), count=None, resources={"GPU": 1, "CPU": 1}, logs=tmp_path)
+    nodes = [{"Alive": True, "Resources": {"CPU": 8}}]
+    pool.ray = SimpleNamespace(nodes=lambda: nodes, cluster_resources=lambda: {"CPU": 8})
+    with pytest.raises(InputError, match=r"a worker needs GPU 1, CPU 1, and no node .* on CPUs: workers\.gpus=0"):
+        pool.new_workers()
 
 
 def test_the_reason_of_a_loss_is_ray_s_own_in_a_line() -> None:

@@ -1,10 +1,9 @@
 """The forward hook that captures hidden states inside an SGLang server (0.5.23 and later) and writes them to files.
 
 SGLang imports this file by name: --forward-hooks names it, and PYTHONPATH holds this folder. It runs in SGLang's
-environment, so it needs only PyTorch, safetensors and eagle3_fp8.py. Each forward batch gives one file with the rows of
-all requests whose id is one of ours; a request that prefill cuts into chunks is in several files. Each client finds the
-files with rows of its requests in its own folder, as links. If they are read too slowly, the server waits: no rows are
-lost.
+environment, so it needs only PyTorch, safetensors and eagle3_fp8.py. Each forward batch gives one file in the folder of
+each client that has requests in it; a request that prefill cuts into chunks is in several files. If they are read too
+slowly, the server waits: no rows are lost.
 
 Shapes: N rows of a batch, A captured layers, H hidden size, AH = A · H, J rows with a teacher, V vocabulary.
 """
@@ -54,23 +53,24 @@ def write_rows(writer, aux: list, last, lm_head, batch) -> None:
         raise RuntimeError("a captured layer did not see all rows of the batch")
     if (width := sum(states.shape[-1] for states in aux)) != writer.config["slots"] * last.shape[-1]:
         raise RuntimeError(f"the captured states are {width} wide, not those of {writer.config['slots']} layers")
-    parts: list[dict] = []
-    places: list[int] = []
-    taught_at: list[int] = []
+    of_clients: dict[str, tuple[list[dict], list[int], list[int]]] = {}
     at = 0
     for rid, length, start in zip(ids, lengths, before, strict=True):
         if rid.startswith(MARK):
+            client = rid[len(MARK) :].partition(".")[0]
+            parts, places, taught_at = of_clients.setdefault(client, ([], [], []))
             positions = teachers_in(rid, start, start + length)
             parts.append({"id": rid, "start": start, "rows": length, "teachers": len(positions)})
             places += range(at, at + length)
             taught_at += [at + position - start for position in positions]
         at += length
-    rows, with_teacher = (torch.tensor(each, device=last.device, dtype=torch.long) for each in (places, taught_at))
-    taught = last[with_teacher]
-    argmax = teacher_argmax(taught, lm_head)
-    if writer.writes:
-        states = {"aux": torch.cat([each[rows] for each in aux], dim=-1), "last": taught}
-        writer.put({**stored(states, writer.config), "teacher_argmax": argmax.int()}, parts)
+    for client, (parts, places, taught_at) in of_clients.items():
+        rows, with_teacher = (torch.tensor(each, device=last.device, dtype=torch.long) for each in (places, taught_at))
+        taught = last[with_teacher]
+        argmax = teacher_argmax(taught, lm_head)
+        if writer.writes:
+            states = {"aux": torch.cat([each[rows] for each in aux], dim=-1), "last": taught}
+            writer.put(client, {**stored(states, writer.config), "teacher_argmax": argmax.int()}, parts)
 
 
 def teachers_in(rid: str, begin: int, end: int) -> list[int]:
@@ -133,9 +133,9 @@ class Writer:
             for _ in range(2):
                 threading.Thread(target=self._write_all, daemon=True).start()
 
-    def put(self, tensors, parts) -> None:
+    def put(self, client: str, tensors, parts) -> None:
         self.number += 1
-        self.waiting.put((self.number, *self._on_host(tensors), parts))
+        self.waiting.put((self.number, client, *self._on_host(tensors), parts))
 
     def _on_host(self, tensors: dict):
         if self.stream is None:
@@ -151,7 +151,7 @@ class Writer:
 
     def _write_all(self) -> None:
         while True:
-            number, tensors, copied, parts = self.waiting.get()
+            number, client, tensors, copied, parts = self.waiting.get()
             try:
                 if copied is not None:
                     copied.synchronize()
@@ -159,10 +159,10 @@ class Writer:
                     time.sleep(POLL_S)
                 path = self.folder / f"{number:08d}.tmp"
                 save_file(tensors, path, metadata={"parts": json.dumps(parts)})
-                for client in {part["id"][len(MARK) :].partition(".")[0] for part in parts}:
-                    with suppress(FileNotFoundError):  # its process has ended
-                        os.link(path, self.folder / client / f"{number:08d}.safetensors")
-                path.unlink()
+                try:
+                    path.replace(self.folder / client / f"{number:08d}.safetensors")
+                except FileNotFoundError:  # its process has ended
+                    path.unlink()
             except Exception as error:
                 _fail(self.config, f"{type(error).__name__}: {error}")
 
@@ -172,8 +172,7 @@ def _size(folder: Path) -> int:
     for place, _, names in os.walk(folder):
         for name in names:
             with suppress(FileNotFoundError):  # the reader has just deleted it
-                facts = os.stat(os.path.join(place, name))
-                size += facts.st_size // facts.st_nlink  # the file is in the folders of several clients
+                size += os.path.getsize(os.path.join(place, name))
     return size
 
 

@@ -1,19 +1,49 @@
-"""The choice of a `VarlenKernel`.
+"""Kernels that attend over many segments in one call, without a score matrix, and their choice.
 
 Ours, the fastest on Hopper, is in triton_flash.py. Elsewhere FlashAttention-2 runs: the flash-attn package if it is
 there, else PyTorch's copy.
+
+Shapes: fast/__init__.py, but that R are any queries.
 """
 
 from importlib.util import find_spec
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from eagle3.errors import install_command
-from eagle3.head.fast.varlen_kernel import Gradients, LogSumExp, VarlenKernel
 from eagle3.head.segments import Segments
 
+OfQueries = Float[Tensor, "R Q C"]
+OfTokens = Float[Tensor, "T G C"]
+LogSumExp = Float[Tensor, "Q R"]
+Gradients = tuple[OfQueries, OfTokens, OfTokens]
+
 FASTEST_FIRST = ("triton", "flash", "torch_flash")  # benchmarks/results/attention.json
+
+
+@runtime_checkable
+class VarlenKernel(Protocol):
+    """FlashAttention-2 (arXiv:2307.08691) of segments; query head q reads key/value head q // P."""
+
+    def forward(self, query: OfQueries, key: OfTokens, value: OfTokens, where: Segments) -> tuple[OfQueries, LogSumExp]:
+        """Return softmax(query · keyᵀ / √C) · value, and the log-sum-exp of the scores in float32 or wider.
+
+        Queries of a segment without keys have finite outputs, and -inf for the log-sum-exp."""
+
+    def backward(
+        self,
+        grad_output: OfQueries,
+        query: OfQueries,
+        key: OfTokens,
+        value: OfTokens,
+        output: OfQueries,
+        logsumexp: LogSumExp,
+        where: Segments,
+    ) -> Gradients:
+        """Return the gradients of query, key and value in new tensors; zero for keys that no query reads."""
 
 
 class TorchFlash:
@@ -52,13 +82,7 @@ class FlashAttnPackage:
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, where: Segments) -> tuple[Tensor, Tensor]:
         output, logsumexp, *_ = self.interface._flash_attn_varlen_forward(
-            query,
-            key,
-            value,
-            *_bounds(where),
-            dropout_p=0.0,
-            softmax_scale=query.shape[-1] ** -0.5,
-            causal=where.causal,
+            query, key, value, *_bounds(where), **self._settings(query, where)
         )
         return output, _without_keys(logsumexp)
 
@@ -74,20 +98,15 @@ class FlashAttnPackage:
     ) -> Gradients:
         grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
         inputs = (grad_output, query, key, value, output, logsumexp)
+        window = {"window_size_left": -1, "window_size_right": -1}
+        off = {"softcap": 0.0, "alibi_slopes": None, "deterministic": False}
         self.interface._flash_attn_varlen_backward(
-            *inputs,
-            *grads,
-            *_bounds(where),
-            dropout_p=0.0,
-            softmax_scale=query.shape[-1] ** -0.5,
-            causal=where.causal,
-            window_size_left=-1,
-            window_size_right=-1,
-            softcap=0.0,
-            alibi_slopes=None,
-            deterministic=False,
+            *inputs, *grads, *_bounds(where), **self._settings(query, where), **window, **off
         )
         return grads
+
+    def _settings(self, query: Tensor, where: Segments) -> dict[str, Any]:
+        return {"dropout_p": 0.0, "softmax_scale": query.shape[-1] ** -0.5, "causal": where.causal}
 
 
 def _without_keys(logsumexp: LogSumExp) -> LogSumExp:
@@ -114,36 +133,20 @@ def flash_obstacle(name: str, device: torch.device, precision: str, head_dim: in
         return f"needs a CUDA GPU (trainer.accelerator=gpu), this run is on the {device.type.upper()}"
     if precision != "bf16-mixed":
         return f"computes in half precision (trainer.precision=bf16-mixed), here trainer.precision={precision}"
+    capability, gpu = torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device)
     if name == "triton":
-        return _triton_obstacle(device, head_dim)
-    return _flash_obstacle(device, head_dim) or (_package_obstacle() if name == "flash" else _build_obstacle())
-
-
-def _triton_obstacle(device: torch.device, head_dim: int) -> str | None:
-    if head_dim not in (16, 32, 64, 128, 256):
-        return f"wants 16, 32, 64, 128 or 256 channels a head, here model.head_dim={head_dim}"
-    if torch.cuda.get_device_capability(device)[0] != 9:
-        return f"is made for Hopper (compute capability 9), this is a {torch.cuda.get_device_name(device)}"
-    if not find_spec("triton"):
-        return "needs Triton, a part of PyTorch's CUDA builds for Linux"
-    return None
-
-
-def _flash_obstacle(device: torch.device, head_dim: int) -> str | None:
+        if head_dim not in (16, 32, 64, 128, 256):
+            return f"wants 16, 32, 64, 128 or 256 channels a head, here model.head_dim={head_dim}"
+        if capability[0] != 9:
+            return f"is made for Hopper (compute capability 9), this is a {gpu}"
+        return None if find_spec("triton") else "needs Triton, a part of PyTorch's CUDA builds for Linux"
     if head_dim % 8 or head_dim > 256:
         return f"wants a multiple of 8 channels a head, at most 256, here model.head_dim={head_dim}"
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return f"needs a GPU of compute capability 8.0 or more, this is a {torch.cuda.get_device_name(device)}"
-    return None
-
-
-def _build_obstacle() -> str | None:
-    if not torch.backends.cuda.is_flash_attention_available():
-        return "is left out of this build of PyTorch (pip install torch has it)"
-    return None
-
-
-def _package_obstacle() -> str | None:
+    if capability < (8, 0):
+        return f"needs a GPU of compute capability 8.0 or more, this is a {gpu}"
+    if name == "torch_flash":
+        available = torch.backends.cuda.is_flash_attention_available()
+        return None if available else "is left out of this build of PyTorch (pip install torch has it)"
     try:
         FlashAttnPackage()
     except ImportError as error:  # also where it was built for another PyTorch

@@ -7,7 +7,6 @@ import json
 import os
 import re
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +15,14 @@ from datasketch import MinHash
 from jaxtyping import UInt64
 
 from eagle3.errors import InputError
-from eagle3.prompts.overlap.words import hash_text, shingles, words_and_symbols
+from eagle3.prompts.overlap.words import Units, hash_text, shingles, words_and_symbols
 from eagle3.prompts.reading.prompt import CALLS, Prompt
 from eagle3.settings.prompts import DuplicateSettings
 
 SCHEME = "affine32"  # of datasketch's permutations: 32-bit values
 SEED = 1
+LEAST_OPENING = 8  # words: many conversations begin with a greeting
+UNITS_OF_A_WORD = 4  # at most, in any script
 BLOCK = 4096  # shingles that are permuted at a time: 2 MB
 
 RENDERED = ("tools", "chat_template_kwargs")  # what of a prompt reaches the chat template besides its messages
@@ -44,6 +45,7 @@ class Signature(NamedTuple):
     shingles: UInt64[np.ndarray, " S"]  # the set of runs of words of the questions and results of tools, ascending
     answers: UInt64[np.ndarray, " S"]  # and of the answers, if they are kept
     bands: list[int]  # B, of the questions
+    opening: int  # of the first questions: requests of one conversation share it, each with the history so far
 
 
 class Signer:
@@ -71,7 +73,18 @@ class Signer:
             shingles=found,
             answers=shingles(answered, self.shingle_words) if answers else np.array([], dtype=np.uint64),
             bands=[xxhash.xxh3_64_intdigest(band.tobytes()) for band in bands],
+            opening=hash_text(" ".join(opening(asked))),
         )
+
+
+def opening(asked: list[str]) -> list[str]:
+    """Return the words of the first questions, of as many as have LEAST_OPENING words together."""
+    found: list[str] = []
+    for text in asked:
+        found += words_and_symbols(text)
+        if Units(found[: LEAST_OPENING * UNITS_OF_A_WORD]).has(LEAST_OPENING):
+            break
+    return found
 
 
 def _given(turn: dict[str, Any]) -> list[str]:
@@ -82,6 +95,7 @@ def _given(turn: dict[str, Any]) -> list[str]:
     return [turn["content"]] if turn["role"] in ("user", "tool") else []
 
 
+@lru_cache(maxsize=256)  # many rows share a long system turn
 def text_hash(text: str) -> int:
     """Return the hash that texts share whose words and symbols are the same."""
     return hash_text(" ".join(words_and_symbols(text)))
@@ -93,7 +107,7 @@ def mode_of(prompt: Prompt) -> int:
     """
     turns = [turn for turn in prompt.messages if turn["role"] != "assistant"]
     decisive = [
-        (place, _system(turn["content"]) if turn["role"] == "system" else _switches(turn["content"]))
+        (place, text_hash(turn["content"]) if turn["role"] == "system" else _switches(turn["content"]))
         for place, turn in enumerate(turns)
         if turn["role"] != "tool"
     ]
@@ -102,29 +116,24 @@ def mode_of(prompt: Prompt) -> int:
     return hash_text(json.dumps(mode, ensure_ascii=False, sort_keys=True))
 
 
-@lru_cache(maxsize=256)  # many rows share a long one
-def _system(text: str) -> int:
-    return text_hash(text)
-
-
 def _switches(text: str) -> list[str]:
     return [" ".join(found.lower().split()) for found in SWITCH.findall(text)]
 
 
-def known_files(folders: list[str]) -> dict[str, Path]:
+def known_files(folders: list[str]) -> dict[str, str]:
     """Return the prompts of earlier runs by the folder that has them: each `out_dir`, and its held-out ones.
 
     Raises InputError if a run has none.
     """
-    found: dict[str, Path] = {}
+    found: dict[str, str] = {}
     for folder in folders:
         held_out = os.path.join(folder, "held_out")
-        files = {each: Path(each) / "prompts" / "prompts.jsonl" for each in (folder, held_out)}
-        if not files[folder].is_file():
+        files = {each: os.path.join(each, "prompts", "prompts.jsonl") for each in (folder, held_out)}
+        if not os.path.isfile(files[folder]):
             raise InputError(
                 f"prompts.duplicates.known={folders}: {files[folder]} does not exist; name the out_dir of earlier runs"
             )
-        found |= {each: file for each, file in files.items() if file.is_file()}
+        found |= {each: file for each, file in files.items() if os.path.isfile(file)}
     return found
 
 

@@ -33,7 +33,7 @@ WORD = 84  # whole numbers, because where a run ends must not depend on rounding
 COUNTS = (
     (r"\p{Han}", WORD * 2 // 3),  # 1.5 and 1.7 in Chinese
     (r"[\p{Hiragana}\p{Katakana}\u30fc\p{Thai}\p{Lao}]", WORD * 2 // 7),  # 4.2 and 3.4 in Thai
-    (f"[{UNSPACED}]", WORD // 3),  # 3.6 and 2.7 in Khmer, 3.7 and 2.4 in Burmese
+    (f"[{UNSPACED}]", WORD // 3),  # 3.6 and 2.7 in Khmer, 3.7 in Burmese
     (
         r"[\p{Tamil}\p{Telugu}\p{Kannada}\p{Malayalam}\p{Hangul}]",
         WORD * 3 // 2,
@@ -54,14 +54,13 @@ class _Shapes(dict[int, str]):
         return self.setdefault(code, unicodedata.normalize("NFKC", character) if is_shape else character)
 
 
-class _Counts(dict[str, int]):
-    """Characters → the count of a unit that begins with them, filled as texts need them."""
-
-    def __missing__(self, character: str) -> int:
-        return self.setdefault(character, next(count for script, count in COUNTS if regex.match(script, character)))
+_shapes = _Shapes()
 
 
-_shapes, _counts = _Shapes(), _Counts()
+@cache
+def _count(character: str) -> int:
+    """Return the count of a unit that begins with this character."""
+    return next(count for script, count in COUNTS if regex.match(script, character))
 
 
 def normal_form(text: str) -> str:
@@ -103,7 +102,7 @@ class Units:
         np.cumsum(hashes * _powers(INVERSE, number), out=self.sums[1:])
         self.before: Int64[np.ndarray, " U+1"] = np.arange(0, (number + 1) * WORD, WORD)  # counts before each unit
         if not "".join(found).isascii():
-            np.cumsum(np.fromiter((_counts[unit[0]] for unit in found), np.int64, number), out=self.before[1:])
+            np.cumsum(np.fromiter((_count(unit[0]) for unit in found), np.int64, number), out=self.before[1:])
 
     def __len__(self) -> int:
         return len(self.before) - 1

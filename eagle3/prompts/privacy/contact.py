@@ -10,7 +10,7 @@ from phonenumbers import NumberParseException, PhoneNumber, PhoneNumberFormat
 from publicsuffixlist import PublicSuffixList
 
 from eagle3.errors import InputError
-from eagle3.prompts.privacy.recogniser import LOOK_BACK, Recogniser, Span, has_context, stands_alone, words
+from eagle3.prompts.privacy.recogniser import LOOK_BACK, Span, has_context, stands_alone, words
 from eagle3.settings.prompts import PhoneSettings
 
 LOCAL_PART = re.compile(r"[\w.!#$%&'*+^`{|}~-]{1,64}")  # on the reversed text before the @
@@ -188,6 +188,3 @@ def _written_as_usual(groups: list[str], phone: PhoneNumber, *, in_context: bool
     if written[0] == "0":
         return groups[0] == usual[0]
     return [usual[0].lstrip("0"), *usual[1:]] in (groups, groups[1:])
-
-
-RECOGNISERS = [Recogniser("EMAIL_ADDRESS", emails)]

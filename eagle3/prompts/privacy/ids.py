@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
 
-from eagle3.prompts.privacy.recogniser import Pattern, Recogniser, Span, has_context, stands_alone, words
+from eagle3.prompts.privacy.recogniser import Pattern, Span, has_context, stands_alone, words
 
 # python-stdnum's modules of personal numbers → their names, as an expression that ignores case.
 NAMES = {
@@ -179,5 +179,3 @@ passports = Pattern(
         "passaporto", "passaporte", "paspoort(?:nummer)?", "पासपोर्ट", "护照", "護照",
     ),
 )  # fmt: skip
-
-RECOGNISERS = [Recogniser("NATIONAL_ID", national_ids), Recogniser("PASSPORT", passports)]

@@ -4,7 +4,7 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from eagle3.prompts.privacy.recogniser import Pattern, Recogniser, Span, stands_alone
+from eagle3.prompts.privacy.recogniser import Pattern, Span, stands_alone
 
 IPV4 = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}(/\d{1,2})?(?!\d)")
 IPV6 = re.compile(r"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,40}(?:(?<=:)\d{1,3}(?:\.\d{1,3}){3})?(/\d{1,3})?")
@@ -90,5 +90,3 @@ mac_addresses = Pattern(  # EUI-48 as IEEE 802, Windows and Cisco write it
     ),
     valid=_is_device,
 )
-
-RECOGNISERS = [Recogniser("IP_ADDRESS", ip_addresses), Recogniser("MAC_ADDRESS", mac_addresses)]

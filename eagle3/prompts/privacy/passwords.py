@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from eagle3.prompts.privacy.recogniser import Pattern, Recogniser, Span, mentions
+from eagle3.prompts.privacy.recogniser import Pattern, Span, mentions
 
 # Stand-ins for secrets in documentation.
 PLACEHOLDER = re.compile(
@@ -256,12 +256,3 @@ def _is_told(text: str, match: re.Match[str], value: str, end: int) -> bool:
         return not (COUNTED.match(text, end) or METHOD.match(value) or COUNTED.match(value.lstrip("0123456789-")))
     user = USER.search(text[max(0, match.start() - 80) : match.start()])
     return user is not None and ENDS.match(text, end) is not None and not NO_VALUE.match(value)
-
-
-RECOGNISERS = [
-    Recogniser("URL_PASSWORD", url_passwords),
-    Recogniser("PASSWORD", assigned_passwords),
-    Recogniser("PASSWORD", password_hashes),
-    Recogniser("PASSWORD", told_passwords),
-    Recogniser("PASSWORD", passwords_in_other_order),
-]

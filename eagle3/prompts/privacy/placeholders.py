@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from eagle3.prompts.privacy.payment import digits_of
 from eagle3.settings.prompts import AllowedSettings
 
 # RFC 2606 and 6761; GitHub's noreply addresses; Microsoft's fictitious companies; names such as your-company.
@@ -88,12 +89,8 @@ FICTIONAL_PHONE = re.compile(
 COUNTING = "01234567890123456789"
 
 
-def _digits(value: str) -> str:
-    return re.sub(r"\D", "", value)
-
-
 def _card(value: str) -> bool:
-    digits = _digits(value)
+    digits = digits_of(value)
     return (
         digits in TEST_CARDS
         or digits.startswith("400000")
@@ -104,12 +101,12 @@ def _card(value: str) -> bool:
 
 def _counting(value: str) -> bool:
     """Tell whether a number counts up or down, or is one digit only: 123456789, 000-00-0000."""
-    digits = _digits(value)
+    digits = digits_of(value)
     return digits in COUNTING or digits in COUNTING[::-1] or len(set(digits)) == 1
 
 
 def _phone(value: str) -> bool:
-    return _counting(value) or FICTIONAL_PHONE.fullmatch(_digits(value)) is not None
+    return _counting(value) or FICTIONAL_PHONE.fullmatch(digits_of(value)) is not None
 
 
 PLACEHOLDERS: dict[str, Callable[[str], bool]] = {

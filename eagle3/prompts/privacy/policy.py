@@ -13,6 +13,7 @@ from eagle3.prompts.privacy import contact, ids, network, passwords, payment, se
 from eagle3.prompts.privacy.contact import Phones
 from eagle3.prompts.privacy.names import IN_PROSE, ONLY_BY_MODEL, REQUIRED, NameModel
 from eagle3.prompts.privacy.placeholders import Allowed
+from eagle3.prompts.privacy.recogniser import Recogniser
 from eagle3.prompts.reading.prompt import Prompt, Verdict
 from eagle3.settings.prompts import Action, AllowedSettings, PrivacySettings
 from eagle3.storage.files import sha256_json
@@ -21,8 +22,32 @@ log = logging.getLogger(__name__)
 ACTIONS = get_args(Action)
 
 # Of equal findings the first recogniser's counts; phone numbers come between FIRST and LAST.
-FIRST = [*contact.RECOGNISERS, *payment.RECOGNISERS, *ids.RECOGNISERS, *network.RECOGNISERS]
-LAST = [*wallets.RECOGNISERS, *secrets.RECOGNISERS, *passwords.RECOGNISERS]
+FIRST = [
+    Recogniser("EMAIL_ADDRESS", contact.emails),
+    Recogniser("CREDIT_CARD", payment.credit_cards),
+    Recogniser("IBAN", payment.ibans),
+    Recogniser("BANK_ACCOUNT", payment.bank_accounts),
+    Recogniser("NATIONAL_ID", ids.national_ids),
+    Recogniser("PASSPORT", ids.passports),
+    Recogniser("IP_ADDRESS", network.ip_addresses),
+    Recogniser("MAC_ADDRESS", network.mac_addresses),
+]
+LAST = [
+    Recogniser("PRIVATE_KEY", wallets.secret_keys),
+    Recogniser("PRIVATE_KEY", wallets.seed_phrases),
+    Recogniser("CRYPTO_WALLET", wallets.addresses),
+    Recogniser("CRYPTO_WALLET", wallets.ethereum),
+    Recogniser("CRYPTO_WALLET", wallets.solana),
+    Recogniser("API_KEY", secrets.api_keys),
+    Recogniser("TOKEN", secrets.tokens),
+    Recogniser("PRIVATE_KEY", secrets.private_keys),
+    Recogniser("API_KEY", secrets.random_values),
+    Recogniser("URL_PASSWORD", passwords.url_passwords),
+    Recogniser("PASSWORD", passwords.assigned_passwords),
+    Recogniser("PASSWORD", passwords.password_hashes),
+    Recogniser("PASSWORD", passwords.told_passwords),
+    Recogniser("PASSWORD", passwords.passwords_in_other_order),
+]
 BY_NOTHING = ("COORDINATES",)  # nothing tells those of a home from those of a public place
 BY_A_WORD = (  # found only next to words such as account, wallet or seed phrase
     "BANK_ACCOUNT and seed phrases (PRIVATE_KEY) unless named nearby", "CRYPTO_WALLET without a checksum",
@@ -95,7 +120,7 @@ class Privacy:
         masks = [item for item in found if item.action == "mask"]
         if not masks:
             return Verdict(counts=counts)
-        changed = _masked(prompt, masks)
+        changed = prompt.with_texts(list(_masked(prompt.texts(), masks)))  # None: the JSON of tools would break
         entities = ", ".join(sorted({item.entity for item in masks}))
         return Verdict(reason=None if changed else f"personal data in tools: {entities}", prompt=changed, counts=counts)
 
@@ -199,12 +224,7 @@ def _merged(masks: list[Found]) -> list[Found]:
     ]
 
 
-def _masked(prompt: Prompt, masks: list[Found]) -> Prompt | None:
-    """Return the masked prompt; None if a mask, e.g. instead of a number, would break the JSON of its tools."""
-    return prompt.with_texts(list(_masked_contents(prompt.texts(), masks)))
-
-
-def _masked_contents(contents: Iterable[str], masks: list[Found]) -> Iterator[str]:
+def _masked(contents: Iterable[str], masks: list[Found]) -> Iterator[str]:
     """Yield each message with <ENTITY> for its masks; a mask across several messages appears in each."""
     offset = 0
     for content in contents:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import chain, pairwise
 
 from eagle3.prompts.privacy.passwords import PLACEHOLDER, entropy, is_random
-from eagle3.prompts.privacy.recogniser import Recogniser, Span
+from eagle3.prompts.privacy.recogniser import Span
 
 # What a key begins with → the rest of it, as its issuer documents it.
 KEYS = {prefix: re.compile(body) for prefixes, body, _issuer in (
@@ -252,11 +252,3 @@ def _switches(body: str) -> float:
     """Return the share of characters that are followed by another kind: digit, lower or upper case."""
     kinds = [(char.isdigit(), char.isupper()) for char in body]
     return sum(one != other for one, other in pairwise(kinds)) / (len(kinds) - 1)
-
-
-RECOGNISERS = [
-    Recogniser("API_KEY", api_keys),
-    Recogniser("TOKEN", tokens),
-    Recogniser("PRIVATE_KEY", private_keys),
-    Recogniser("API_KEY", random_values),
-]

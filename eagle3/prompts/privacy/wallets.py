@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from itertools import chain, groupby
 
-from eagle3.prompts.privacy.recogniser import Pattern, Recogniser, Span, has_context, mentions, words
+from eagle3.prompts.privacy.recogniser import Pattern, Span, has_context, mentions, words
 
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 OF_XRP = "rpshnaf39wBUDNEGHJKLM4PQRST7VWXYZ2bcdeCg65jkm8oFqi1tuvAxyz"
@@ -174,12 +174,3 @@ def _has_crc(word: str) -> bool:
         return False
     checksum = binascii.crc_hqx(content[:-2], 0).to_bytes(2, "big")
     return content[-2:] in (checksum, checksum[::-1])
-
-
-RECOGNISERS = [
-    Recogniser("PRIVATE_KEY", secret_keys),
-    Recogniser("PRIVATE_KEY", seed_phrases),
-    Recogniser("CRYPTO_WALLET", addresses),
-    Recogniser("CRYPTO_WALLET", ethereum),
-    Recogniser("CRYPTO_WALLET", solana),
-]

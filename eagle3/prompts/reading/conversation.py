@@ -9,7 +9,7 @@ from eagle3.prompts.reading.choices import Options, read_options
 from eagle3.prompts.reading.media import has_placeholder, is_file
 from eagle3.prompts.reading.prompt import Refused, is_unicode
 from eagle3.prompts.reading.rendered import RENDERED, is_rendered
-from eagle3.prompts.reading.shapes import CONVERSATION, EACH_ANSWERED, Columns, Layout, from_json, is_empty
+from eagle3.prompts.reading.shapes import CONVERSATION, EACH_ANSWERED, TURN_OF, Columns, Layout, from_json, is_empty
 from eagle3.prompts.reading.tools import CALL_KEYS, OF_A_RESULT, Turn, holds_tools, with_tool_turns
 
 # A turn with any of these has more than its content: without them an answer is not what the model wrote.
@@ -47,6 +47,9 @@ LONGEST_GREETING = 200  # characters
 TOOL_ROLES = ("call", "tool")
 
 TEXT_PARTS = ("text", "input_text", "output_text")
+
+# A list of turns that was written with str() instead of json.dumps, as exports by pandas do.
+PYTHON_TURNS = re.compile(r"\s*\[\s*\{\s*'(?:role|content|from|value)'\s*:")
 
 OF_SPECULATORS = ("input_ids", "loss_mask")  # with the rendered text, but without a conversation
 
@@ -166,10 +169,12 @@ def _turns(columns: Columns) -> list[dict]:
     turns = columns.first(kind)
     if isinstance(turns, str) and kind != "prompt":
         turns = from_json(turns)
+    if _holds_turns(turns, columns.shape):
+        raise Refused(f"{name} holds an object around turns: name it, e.g. '+prompts.fields.messages={name}.messages'")
     if isinstance(turns, str):
         return _of_prompt(turns, columns)
     if not isinstance(turns, list):
-        raise Refused(f"{name} is not a list")
+        raise Refused(f"{name} is not a list" if kind != "prompt" else f"{name} is neither text nor a list")
     if kind != "messages":
         turns = [{"role": "user", "content": turn} if isinstance(turn, str) else turn for turn in turns]
     for turn in turns:
@@ -178,15 +183,35 @@ def _turns(columns: Columns) -> list[dict]:
     return turns
 
 
+def _holds_turns(value: Any, shape: Layout) -> bool:
+    """Tell whether a column, which may be JSON text, holds an object with the turns, as logs of requests do."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = from_json(value)
+    return isinstance(value, dict) and shape.is_turns(value.get("messages"))
+
+
 def _of_prompt(text: str, columns: Columns) -> list[dict]:
     """Return the turns of a row that has one question in a column, with its context."""
-    shape = columns.shape
-    if columns.name("part_of") or shape.role_of(shape.of_turn(columns.row, "role")) not in (None, "user"):
+    if _is_one_turn(columns):
         raise Refused("one turn of a conversation")
+    if PYTHON_TURNS.match(text):
+        raise Refused("turns as Python writes them, not JSON: write the column with json.dumps")
     context = columns.context()
     if context is not None and not isinstance(context, str):
         raise Refused("context is not text")
+    if context:
+        columns.notes.append(("added to the question", columns.context_column()))
     return [{"role": "user", "content": f"{text}\n\n{context}" if context else text}]
+
+
+def _is_one_turn(columns: Columns) -> bool:
+    """Tell whether a row with one text is a turn of a conversation whose other turns are rows of their own."""
+    role = columns.shape.role_of(columns.shape.of_turn(columns.row, "role"))
+    if columns.name("part_of") or role not in (None, "user"):
+        return True
+    # The first turn of a tree has a column for the parent, without a value.
+    is_first = any(name in columns.row for name in columns.shape.fields["part_of"])
+    return role is not None and not is_first and any(name in columns.row for name in TURN_OF)
 
 
 def _with_columns(turns: list[Turn], columns: Columns) -> list[Turn]:

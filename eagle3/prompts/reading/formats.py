@@ -3,17 +3,22 @@
 import codecs
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import fsspec
 
 from eagle3.errors import InputError
-from eagle3.prompts.reading.shapes import UNREAD, Layout, from_json
+from eagle3.prompts.reading.shapes import TURN_OF, UNREAD, Layout, from_json
 from eagle3.secrets import without_query
+
+PLAIN = (".jsonl", ".ndjson", ".json")  # read without pyarrow
+TABLE = ".parquet"
+PACKINGS = {".gz": "gzip", ".zst": "zstd"}
+FORMATS = (*PLAIN, TABLE, *(f"{plain}{packing}" for plain in PLAIN for packing in PACKINGS))
 
 BLOCK = 1 << 20  # bytes per request to a remote store; fsspec's default of 50 MB would fetch chunks many times
 NO_END = 1 << 62
@@ -46,49 +51,56 @@ class Chunk:
     start: int
     end: int
     size: int  # in bytes, for progress; 0 if not known
-    lines: bool = True  # whether a plain JSON file has a row in each line; else it is one value
-
-
-class Format(NamedTuple):
-    cut: Callable[[str, int], Iterator[Chunk]]  # file, bytes of a chunk
-    rows: Callable[[Chunk, Layout], Rows]
+    lines: bool = True  # whether a JSON file has a row in each line; else it is one value
 
 
 def has_ending(file: str, endings: Iterable[str]) -> bool:
     return without_query(file).lower().endswith(tuple(endings))
 
 
-def _format_of(file: str) -> Format:
-    return next(found for ending, found in FORMATS.items() if has_ending(file, [ending]))
-
-
 def cut(file: str, chunk_bytes: int) -> list[Chunk]:
     """Return the chunks of a file, in its order; they depend on the file and `chunk_bytes` alone."""
-    return list(_format_of(file).cut(file, chunk_bytes))
+    return list((_cut_parquet if has_ending(file, [TABLE]) else _cut_json)(file, chunk_bytes))
 
 
 def chunk_rows(chunk: Chunk, shape: Layout) -> Rows:
     """Yield the rows of a chunk; keeps one row, one batch, or one whole JSON array in memory."""
-    return _format_of(chunk.file).rows(chunk, shape)
+    return (_parquet_rows if has_ending(chunk.file, [TABLE]) else _json_rows)(chunk, shape)
 
 
-def _opened(file: str) -> io.BufferedReader:
+@contextmanager
+def _opened(file: str) -> Iterator[io.BufferedReader]:
+    """Open a file, unpacked. Raises InputError if it cannot be read."""
     files, path = fsspec.core.url_to_fs(file)
-    return io.BufferedReader(files.open(path, "rb", block_size=BLOCK), BLOCK)
+    packing = next((name for ending, name in PACKINGS.items() if has_ending(file, [ending])), None)
+    try:
+        with io.BufferedReader(files.open(path, "rb", block_size=BLOCK), BLOCK) as content:
+            if packing is None:
+                yield content
+                return
+            import pyarrow
+
+            with pyarrow.CompressedInputStream(content, packing) as stream:
+                yield io.BufferedReader(stream, BLOCK)
+    except InputError:
+        raise
+    # Stores raise the first two if the connection breaks, Parquet the last for dates past 9999.
+    except (OSError, ValueError, OverflowError) as error:
+        raise _unreadable(file, error) from None
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
 def _cut_json(file: str, chunk_bytes: int) -> Iterator[Chunk]:
-    """Cut lines of JSON; a file with one JSON value is one chunk."""
+    """Cut lines of JSON; a packed file and one with one JSON value are one chunk."""
     files, path = fsspec.core.url_to_fs(file)
     info = files.info(path)
     size = info["size"]
     with _opened(file) as content:
         lines = _has_lines(file, content)
     # Web servers may give no size, or send whole files only.
-    if not lines or size is None or info.get("partial") is False:
+    if has_ending(file, PACKINGS) or not lines or size is None or info.get("partial") is False:
         yield Chunk(file, 0, NO_END, size or 0, lines)
         return
     for start in range(0, max(size, 1), chunk_bytes):
@@ -97,38 +109,8 @@ def _cut_json(file: str, chunk_bytes: int) -> Iterator[Chunk]:
 
 
 def _json_rows(chunk: Chunk, shape: Layout) -> Rows:
-    try:
-        with _opened(chunk.file) as file:
-            yield from _line_rows(chunk, file) if chunk.lines else _value_rows(chunk.file, file, shape)
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:  # stores raise these if the connection breaks
-        raise _unreadable(chunk.file, error) from None
-
-
-def _cut_packed(file: str, chunk_bytes: int) -> Iterator[Chunk]:
-    files, path = fsspec.core.url_to_fs(file)
-    yield Chunk(file, 0, NO_END, files.info(path)["size"] or 0)
-
-
-def _packed_rows(chunk: Chunk, shape: Layout) -> Rows:
-    """Yield the rows of a gzip or zstd file, which is always one chunk."""
-    try:
-        with _unpacked(chunk.file) as file:
-            lines = _has_lines(chunk.file, file)
-        with _unpacked(chunk.file) as file:
-            yield from _line_rows(chunk, file) if lines else _value_rows(chunk.file, file, shape)
-    except OSError as error:
-        raise _unreadable(chunk.file, error) from None
-
-
-@contextmanager
-def _unpacked(file: str) -> Iterator[io.BufferedReader]:
-    import pyarrow
-
-    packing = "gzip" if has_ending(file, [".gz"]) else "zstd"
-    with _opened(file) as packed, pyarrow.CompressedInputStream(packed, packing) as stream:
-        yield io.BufferedReader(stream, BLOCK)
+    with _opened(chunk.file) as file:
+        yield from _line_rows(chunk, file) if chunk.lines else _value_rows(chunk.file, file, shape)
 
 
 def _has_lines(file: str, content: io.BufferedReader) -> bool:
@@ -200,13 +182,20 @@ def _value_rows(file: str, content: io.BufferedReader, shape: Layout) -> Rows:
 def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
     """Return the rows of an array, of an object around an array, or the one row that the value is."""
     if isinstance(value, list):
-        return [value] if shape.is_turns(value) else value
+        if not shape.is_turns(value):
+            return value
+        _require_one_conversation(file, value)
+        return [value]
     if not isinstance(value, dict):
         return [value]
-    arrays = [key for key, part in value.items() if isinstance(part, list) and part and shape.is_row(part[0])]
-    if not arrays and value and all(map(shape.is_row, value.values())):  # rows by their ids
+    arrays = [key for key, part in value.items() if isinstance(part, list) and _are_rows(part, shape)]
+    if not arrays and value and not shape.is_row(value) and all(map(shape.is_row, value.values())):  # rows by their ids
         return [{"id": key, **row} if isinstance(row, dict) else row for key, row in value.items()]
-    if not arrays or (len(arrays) > 1 and shape.is_row(value)):
+    if not arrays:
+        _require_rows(file, value, shape)
+        return [value]
+    conversation = shape.read(value).conversation_column() if shape.is_row(value) else None
+    if len(arrays) > 1 and conversation not in (None, *map(str.lower, arrays)):
         return [value]
     if len(arrays) > 1:
         names = ", ".join(arrays[:NAMED_KEYS])
@@ -214,6 +203,36 @@ def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
     # What stands next to the array, such as a licence, is said of each row.
     others = {key: part for key, part in value.items() if key.lower() != "id" and not isinstance(part, list | dict)}
     return [{**others, **row} if isinstance(row, dict) else row for row in value[arrays[0]]]
+
+
+def _are_rows(part: list, shape: Layout) -> bool:
+    """Tell whether an array is of rows, by the first element that is a row or a turn: empty rows may come before it."""
+    known = (shape.is_row(each) for each in part if shape.is_turns([each]) or shape.is_row(each))
+    return next(known, False)
+
+
+def _require_one_conversation(file: str, turns: list[dict]) -> None:
+    for name in TURN_OF:
+        if len(found := {json.dumps(turn.get(name)) for turn in turns}) > 1:
+            raise InputError(
+                f"{file} is one array with the turns of {len(found)} conversations, by their {name}; "
+                f"write the turns of each as an array of its own"
+            )
+
+
+def _require_rows(file: str, value: dict, shape: Layout) -> None:
+    """Raise InputError for a table that is stored by columns: each a list of values, or an object of them by row."""
+    columns = shape.read(value)
+    if columns.conversation_kind() != "prompt" or not all(isinstance(each, list | dict) for each in value.values()):
+        return
+    texts = columns.first("prompt")
+    rows = [list(each) if isinstance(each, dict) else len(each) for each in value.values()]
+    are_texts = all(isinstance(text, str) for text in (texts.values() if isinstance(texts, dict) else texts))
+    if are_texts and rows[0] != 1 and all(each == rows[0] for each in rows):
+        raise InputError(
+            f"{file} is stored by columns ({', '.join([*value][:NAMED_KEYS])}), not by rows; write one object a line, "
+            f"e.g. with pandas.read_json(FILE).to_json('rows.jsonl', orient='records', lines=True)"
+        )
 
 
 # --- Parquet ----------------------------------------------------------------------------------------------------------
@@ -227,7 +246,7 @@ def _table(file: str) -> Iterator[Any]:
     try:
         with _opened(file) as content, pyarrow.parquet.ParquetFile(content) as table:
             yield table
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # the last for dates past 9999
+    except pyarrow.ArrowException as error:
         raise _unreadable(file, error) from None
 
 
@@ -270,11 +289,3 @@ def _unreadable(file: str, error: Exception) -> InputError:
         f"{file} is damaged, not what its ending says, or cannot be read ({type(error).__name__}); "
         f"fetch or write it again"
     )
-
-
-PLAIN = (".jsonl", ".ndjson", ".json")  # read without pyarrow
-FORMATS = {
-    **dict.fromkeys(PLAIN, Format(_cut_json, _json_rows)),
-    ".parquet": Format(_cut_parquet, _parquet_rows),
-    **{f"{plain}{packing}": Format(_cut_packed, _packed_rows) for plain in PLAIN for packing in (".gz", ".zst")},
-}

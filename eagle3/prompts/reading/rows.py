@@ -1,7 +1,6 @@
 """The rows of a source → prompts with id, source and licence, before any check."""
 
 from collections.abc import Iterator
-from math import isfinite
 from typing import Any
 
 from eagle3.prompts.licenses.terms import all_of
@@ -10,7 +9,7 @@ from eagle3.prompts.reading.formats import BLANK, NO_END, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Prompt, Refused, TemplateKwargs, Tools, is_unicode
 from eagle3.prompts.reading.shapes import Columns, from_json
 from eagle3.prompts.reading.sources import Source
-from eagle3.prompts.reading.tools import tools_of
+from eagle3.prompts.reading.tools import is_json, tools_of
 from eagle3.settings.precomputing import TEMPLATE_PARAMETERS
 from eagle3.storage.files import sha256_json
 
@@ -76,15 +75,11 @@ def _template_kwargs(columns: Columns) -> TemplateKwargs:
         given = value if isinstance(value, dict) else {name.lower().rpartition(".")[2]: value}
         variables |= {key: each for key, each in given.items() if each is not None and key not in variables}
     for key, value in variables.items():
-        if not (key.isidentifier() and is_unicode(key) and isinstance(value, str | int | float) and _is_json(value)):
+        if not (key.isidentifier() and is_unicode(key) and isinstance(value, str | int | float) and is_json(value)):
             raise Refused("chat_template_kwargs other than texts, numbers, true and false by name")
         if key in TEMPLATE_PARAMETERS:
             raise Refused(f"chat_template_kwargs with {key}, which is no variable of a template")
     return variables
-
-
-def _is_json(value: str | float) -> bool:
-    return is_unicode(value) if isinstance(value, str) else isfinite(value)
 
 
 def _license(columns: Columns, source: Source) -> str | None:

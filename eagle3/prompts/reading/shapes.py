@@ -59,7 +59,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "body.extra_body.chat_template_kwargs", "metadata.chat_template_kwargs", "enable_thinking", "reasoning_effort",
         "body.reasoning_effort",
     ),
-    "part_of": ("parent_id",),  # of a row that holds one turn of a conversation
+    "part_of": ("parent_id", "parent_user_id"),  # of a row that holds one turn of a conversation; the second is Slack's
     # Without these it would be another prompt: such rows are refused, or keep their tools (prompts.tools=keep).
     "attachments": (
         "history", "tools", "functions", "body.tools", "body.functions", "image", "images", "video", "videos",
@@ -67,6 +67,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 CONVERSATION = ("messages", "turns", "prompt")
+TURN_OF = ("conversation_id", "session_id", "thread_id", "chat_id")  # names the conversation of one turn
 OF_TURNS = ("role", "content")
 EMPTY = frozenset(("", "[]", "{}", "null"))
 LONGEST_EMPTY = 40  # characters of a text that may be blank
@@ -118,6 +119,8 @@ class Layout:
         columns = [(wanted, column) for column in row for wanted in self.wanted.get(column.lower(), ())]
         for (_, kind, name, inside), column in sorted(columns, key=lambda each: each[0][0]):  # ties in order of the row
             value = _inside(row[column], inside) if inside else row[column]
+            if kind == "prompt" and isinstance(value, str) and value.lstrip().startswith("["):
+                value = turns if self.is_turns(turns := from_json(value)) else value
             if not is_empty(value):
                 found.setdefault(kind, []).append((name, value))
         return Columns(row, self, found)
@@ -130,7 +133,7 @@ class Layout:
         """Tell whether a value is a row with a conversation."""
         if not isinstance(value, dict):
             return self.is_turns(value)
-        return not self._is_turn(value) and self.read(value).has_conversation()
+        return not self._is_turn(value) and self.read(value).conversation_kind() is not None
 
     def _is_turn(self, value: Any) -> bool:
         if not isinstance(value, dict):
@@ -171,9 +174,6 @@ class Columns:
         self.row, self.shape, self.found = row, shape, found
         self.notes: list[tuple[str, str | None]] = []
 
-    def has_conversation(self) -> bool:
-        return self.conversation_kind() is not None
-
     def conversation_kind(self) -> str | None:
         return next((kind for kind in CONVERSATION if self.found.get(kind)), None)
 
@@ -191,11 +191,14 @@ class Columns:
         """Return the text that goes with the question in a column, if it has one of its own."""
         return next((value for value in self.all("context") if value != self.first("prompt")), None)
 
+    def context_column(self) -> str | None:
+        return next((name for name, value in self.found.get("context", ()) if value is self.context()), None)
+
     def unused(self, but: Collection[str]) -> Iterator[tuple[str, Any]]:
         """Yield the columns of conversations, contexts, system prompts and options that the conversation is not of."""
         used = [self.conversation_column(), self.name("system"), *but]
         if self.conversation_kind() == "prompt" and isinstance(self.first("prompt"), str):
-            used += [name for name, value in self.found.get("context", ()) if value is self.context()]
+            used.append(self.context_column())
         others = [each for kind in (*CONVERSATION, "context", "system", "choices") for each in self.found.get(kind, ())]
         yield from {name: value for name, value in others if name not in used}.items()
 

@@ -21,7 +21,7 @@ from eagle3.settings.prompts import SourceSettings
 log = logging.getLogger(__name__)
 # Keys of a store's file info that change with the content; a store has one or a few of them.
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "Last-Modified", "last_modified", "updated")
-DATA = (*FORMATS, ".arrow", ".csv", ".tsv", ".gz", ".zst")  # endings of files of rows
+DATA = (*FORMATS, ".arrow", ".csv", ".tsv", ".log", ".gz", ".zst", ".bz2", ".xz", ".zip")  # endings of files of rows
 NAMED_FILES = 5  # in a warning
 
 
@@ -138,11 +138,19 @@ def _files(setting: str, path: str, split_key: str, split: str | None, usual_spl
         splits, wanted = _dataset_splits(setting, path), split or usual_split
         if wanted not in splits:
             raise InputError(f"{split_key}={wanted} is not in {path}; it has: {', '.join(splits)}")
-        files = splits[wanted]
+        files = splits.pop(wanted)
+        if split is None and splits:
+            others = "; ".join(f"{name}: {_named([*map(file_name, each)])}" for name, each in splits.items())
+            log.warning(
+                "%s: of this folder only the split %s is read, NOT %s. `datasets` finds splits by words in the names "
+                "of files, such as test, eval or dev; %s=... chooses a split, prompts.sources names several files",
+                setting, wanted, others, split_key,
+            )  # fmt: skip
     for file in files:
         if not has_ending(file, FORMATS):
             raise InputError(
                 f"{setting}: {file_name(file)} ends in none of {', '.join(FORMATS)}; convert or unpack it, "
+                f"a CSV file with pandas.read_csv('a.csv').to_parquet('a.parquet'), "
                 f"an Arrow file with dataset.to_parquet('a.parquet')"
             )
         if not has_ending(file, PLAIN):
@@ -181,13 +189,18 @@ def _dataset_splits(setting: str, folder: str) -> dict[str, list[str]]:
             f"name one data file or the subfolder that holds them"
         ) from None
     if left_out := _left_out(files, path.rstrip("/"), splits):
-        more = f" and {len(left_out) - NAMED_FILES} more" if len(left_out) > NAMED_FILES else ""
         log.warning(
             "%s: %d data files of this folder are NOT read, because `datasets` takes one format, and by their names or "
-            "the card no split has them: %s%s; name them as sources of their own in prompts.sources",
-            setting, len(left_out), ", ".join(left_out[:NAMED_FILES]), more,
+            "the card no split has them: %s; name them as sources of their own in prompts.sources",
+            setting, len(left_out), _named(left_out),
         )  # fmt: skip
     return splits
+
+
+def _named(files: list[str]) -> str:
+    """Return the names of the first files, and how many more there are."""
+    more = f" and {len(files) - NAMED_FILES} more" if len(files) > NAMED_FILES else ""
+    return f"{', '.join(files[:NAMED_FILES])}{more}"
 
 
 def _found_files(folder: str, *, remote: bool) -> dict[str, list[str]]:

@@ -45,7 +45,7 @@ def tools_of(columns: Columns) -> Tools | None:
     if not isinstance(tools, list):
         raise Refused("tools that are no list")
     functions = [_function(tool) for tool in tools]
-    if not _is_json(functions):
+    if not is_json(functions):
         raise Refused("tools that are no JSON in valid Unicode")
     return functions
 
@@ -67,7 +67,8 @@ def _function(tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": {key: part for key, part in function.items() if key != "type"}}
 
 
-def _is_json(value: Any) -> bool:
+def is_json(value: Any) -> bool:
+    """Tell whether JSON in valid Unicode can hold the value."""
     try:
         return is_unicode(tools_text(value))
     except (TypeError, ValueError, RecursionError):
@@ -202,7 +203,7 @@ def _call(value: Any) -> dict[str, Any] | None:
         return None
     arguments = _value_of(function.get("arguments", function.get("parameters")) or {})
     name, id = function.get("name"), value.get("id") or value.get("call_id")
-    if not (isinstance(name, str) and name.strip() and isinstance(arguments, dict) and _is_json([name, arguments])):
+    if not (isinstance(name, str) and name.strip() and isinstance(arguments, dict) and is_json([name, arguments])):
         return None
     return {"id": id if isinstance(id, str) else None, "function": {"name": name, "arguments": arguments}}
 

@@ -77,7 +77,10 @@ def bench(
     except KeyboardInterrupt:
         raise Interrupted(f"what was measured before is in {folder}") from None
     finally:
-        report_loads(plan, facts, folder)
+        if loads := read_results(folder / RESULTS):
+            facts["notes"] = find_notes(loads, facts, plan) or "none"
+            print(write_bench_report(loads, facts, folder))
+            print(f"report: {folder / 'report.md'}", flush=True)
 
 
 def gather_facts(
@@ -93,16 +96,6 @@ def gather_facts(
         "servers": {side: public(shlex.join(command)) for side, command in commands.items()} or plan.settings.urls,
         "server_info": {},  # filled when they answer
     }
-
-
-def report_loads(plan: BenchPlan, facts: dict[str, Any], folder: Path) -> None:
-    """Write and print the report of whatever was measured; nothing where nothing was."""
-    loads = read_results(folder / RESULTS)
-    if not loads:
-        return
-    facts["notes"] = find_notes(loads, facts, plan) or "none"
-    print(write_bench_report(loads, facts, folder))
-    print(f"report: {folder / 'report.md'}", flush=True)
 
 
 def bench_commands(

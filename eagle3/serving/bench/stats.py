@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from eagle3.decoding.seeds import mean_of
+from eagle3.decoding.paired import mean_of
 from eagle3.serving.bench.loads import MeasuredLoad
 from eagle3.serving.server.load import LoadResult
 from eagle3.settings.serving import Side

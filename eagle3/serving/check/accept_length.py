@@ -10,7 +10,7 @@ from eagle3.decoding.paired import Gains, accept_length
 from eagle3.decoding.speculate import Measurement, measure
 from eagle3.errors import InputError
 from eagle3.head_files.files import HeadFiles
-from eagle3.head_files.finding import Finding, Level
+from eagle3.head_files.finding import Finding
 from eagle3.head_files.format import draft_head
 from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength
 from eagle3.prompts import Source
@@ -108,24 +108,15 @@ class Measurer(CheckSettings):
         exported = record.accept_length if record else None
         if exported is None or any(getattr(result, name) != getattr(exported, name) for name in SAME_MEASUREMENT):
             return Finding(CHECK, "ok", summary)
-        level, *comparison = self._compared_with_export(result, exported)
-        return Finding(CHECK, level, "; ".join([summary, *comparison]))
-
-    def _compared_with_export(
-        self, result: MeasuredAcceptLength, recorded: MeasuredAcceptLength
-    ) -> tuple[Level, *tuple[str, ...]]:
-        """Allow two standard errors more unless both were computed in float32, which gives the same tokens again.
-
-        In half precision, or from one dtype to another, near-ties flip: other answers, a matter of sampling."""
-        basis = f"the export measured {recorded.accept_length:.3f} on the same"
-        exact = result.dtype == recorded.dtype == "float32"
-        allowed = self.max_difference * recorded.accept_length + (0 if exact else two_errors(result))
-        if abs(result.accept_length - recorded.accept_length) <= allowed:
-            return "ok", basis
+        summary += f"; the export measured {exported.accept_length:.3f} on the same"
+        # In half precision, or from one dtype to another, near-ties flip: other answers, a matter of sampling.
+        exact = result.dtype == exported.dtype == "float32"
+        noise = 0 if exact else math.inf if result.standard_error is None else 2 * result.standard_error
+        allowed = self.max_difference * exported.accept_length + noise
+        if abs(result.accept_length - exported.accept_length) <= allowed:
+            return Finding(CHECK, "ok", summary)
         beyond = "" if exact else " by more than two standard errors"
-        limit = f"they differ by more than check.max_difference={self.max_difference}"
-        return "error", basis, f"{limit}{beyond}: a file of the head or the target has changed, export again"
-
-
-def two_errors(result: MeasuredAcceptLength) -> float:
-    return math.inf if result.standard_error is None else 2 * result.standard_error
+        limit = f"they differ by more than check.max_difference={self.max_difference}{beyond}"
+        return Finding(
+            CHECK, "error", f"{summary}; {limit}: a file of the head or the target has changed, export again"
+        )

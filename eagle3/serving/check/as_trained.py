@@ -18,7 +18,7 @@ import torch
 from eagle3.data.pack import pack_samples
 from eagle3.decoding.paired import Gains, accept_length, difference
 from eagle3.decoding.replay import Answered, record
-from eagle3.decoding.speculate import Speculator
+from eagle3.decoding.speculate import Speculator, load_speculator
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample
 from eagle3.features.turns import answers_of
@@ -28,7 +28,6 @@ from eagle3.head.registry import kind_named
 from eagle3.head.simulate_decoding import rounds_of_turn
 from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.finding import Finding
-from eagle3.head_files.format import draft_head
 from eagle3.progress import Bar
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.prompts import held_out_samples
@@ -43,8 +42,8 @@ def check_as_trained(files: HeadFiles, measurer: Measurer, trained: Head | None 
     if files.record is None:
         return Finding(CHECK, "skipped", "nothing in the folder says which answers the head was trained on")
     target, steps = measurer.target, measurer.decoding.steps
-    exported, layers = draft_head(files, target.embedding.dtype), files.served_layers(len(target.layers))
-    speculator, trained = Speculator(target, exported, layers), (trained or exported).to(target.device)
+    speculator = load_speculator(target, files)
+    trained = (trained or speculator.head).to(target.device)
     then, now = [], []
     try:
         samples = first_answers(held_out_samples(files.record.origin), measurer)

@@ -1,16 +1,20 @@
 """Runs all checks of an exported head: of its files, then by decoding where the files cannot tell.
 
-A fresh export is also compared with the trained head. Shapes: D draft vocabulary, K drafts.
+A fresh export is also compared with the trained head, and takes its place only once no check has found an error.
+Shapes: D draft vocabulary, K drafts.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from eagle3.decoding.speculate import require_topk
+from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.head.draft_head import WithoutValues
 from eagle3.head.eagle3 import EAGLE3
@@ -30,11 +34,16 @@ from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.finding import Check, Finding, Problem, TargetFacts, has_errors, target_facts
 from eagle3.head_files.format import draft_head, read_kind
 from eagle3.head_files.record import write_record
+from eagle3.provenance import provenance
 from eagle3.serving.check.accept_length import CHECK, Measurer
 from eagle3.serving.check.as_trained import check_as_trained
 from eagle3.serving.check.origin import check_layer_ids, check_target
-from eagle3.serving.head.export import TrainedHead
+from eagle3.serving.head.card import write_card
+from eagle3.serving.head.export import TrainedHead, write_head
+from eagle3.storage.replace import replacing
 from eagle3.target.files import DTYPES
+
+log = logging.getLogger(__name__)
 
 # Checks of config.json alone, without the weights.
 CONFIG_CHECKS: tuple[Check, ...] = (
@@ -117,6 +126,26 @@ def can_decode(files: HeadFiles, measurer: Measurer, findings: list[Finding]) ->
 
 
 # --- a fresh export --------------------------------------------------------------------------------------------------
+
+
+def write_checked(
+    trained: TrainedHead,
+    head: Path,
+    draft: Draft,
+    *,
+    measurer: Callable[[], Measurer | str],
+    conclude: Callable[[list[Finding]], None],
+) -> None:
+    """Export a head to a folder, with its model card. `measurer` may be why nothing is measured; `conclude` is told
+    what the checks found, and raises InputError for an error."""
+    with replacing(head) as new:  # what is there stays until this head is checked
+        decodes = measurer()
+        files = write_head(trained, new, versions=provenance())
+        findings, files = check_export(trained, files, decodes)
+        write_card(files, trained.settings, replace(draft, algorithm=read_kind(files).sglang_algorithm))
+        if has_errors(findings):
+            log.warning("head=%s is not written, and what was there is left alone", head)
+        conclude(findings)
 
 
 def check_export(trained: TrainedHead, files: HeadFiles, measurer: Measurer | str) -> tuple[list[Finding], HeadFiles]:

@@ -71,8 +71,13 @@ def check_target(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """The target is the one that the head was trained on."""
     if facts.identity is None:
         yield "skipped", "no target to compare with"
-    elif files.record is None:
-        yield from _by_name(files, facts.identity.name)
+    elif files.record is None:  # the speculators' config may have a name; other trainers' say nothing
+        name = facts.identity.name
+        trained = ((files.config.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path")
+        if not trained:
+            yield "skipped", "nothing in the folder says which target the head was trained on"
+        elif PurePath(trained).name != PurePath(name).name:
+            yield "warning", f"the head was trained on {trained}, by name another target than {name}; give that"
     else:
         yield from _by_identity(files.record.origin.target, facts.identity)
 
@@ -81,16 +86,6 @@ def warn_of_precision(files: HeadFiles, served: TargetIdentity) -> None:
     """Say what differs where the target may be that of the training in another precision, and is measured anyway."""
     if files.record and (difference := other_precision(files.record.origin.target, served)):
         log.warning("head=%s: %s", files.path, difference)
-
-
-def _by_name(files: HeadFiles, name: str) -> Iterator[Problem]:
-    """Compare names, where the speculators' config has one; others say nothing."""
-    verifier = (files.config.get("speculators_config") or {}).get("verifier") or {}
-    trained = verifier.get("name_or_path")
-    if not trained:
-        yield "skipped", "nothing in the folder says which target the head was trained on"
-    elif PurePath(trained).name != PurePath(name).name:
-        yield "warning", f"the head was trained on {trained}, by name another target than {name}; give that"
 
 
 def _by_identity(trained: TargetIdentity, served: TargetIdentity) -> Iterator[Problem]:

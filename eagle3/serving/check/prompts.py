@@ -247,7 +247,8 @@ def _held_out(features: FeatureSource, val_fraction: float) -> Iterator[Iterator
         refs = [features.samples[place] for place in places]
         own = [ref for ref in refs if ref.store == refs[0].store]
         by_turn = sorted(own, key=lambda ref: prompt_and_turn(ref.entry.id)[1])
-        yield (ids for ref in by_turn for ids in _prompts_of(features.read(ref)))
+        samples = map(features.read, by_turn)
+        yield (each.input_ids[:begin].tolist() for each in samples for begin, _ in answers_of(each.turns))
 
 
 def _held_out_answers(folder: Path, val_fraction: float) -> Iterator[Iterator[list[int]]]:
@@ -258,11 +259,6 @@ def _held_out_answers(folder: Path, val_fraction: float) -> Iterator[Iterator[li
     )
     for _, rows in groupby(by_prompt, key=lambda each: each[0]):
         yield (row.input_ids[:begin] for _, row in rows for begin, _ in row.turns)
-
-
-def _prompts_of(sample: Sample) -> Iterator[list[int]]:
-    """Return the tokens before each answer."""
-    return (sample.input_ids[:begin].tolist() for begin, _ in answers_of(sample.turns))
 
 
 def _fitting(prompts: Iterable[list[int]], max_length: int, left_out: Counter[str]) -> list[list[int]]:

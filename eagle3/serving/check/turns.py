@@ -43,11 +43,9 @@ class Turn:
         Raises RefusedConversation where the row has another, and no prompt can be made of it."""
         if self.is_last:
             return None
-        history = [*self.messages, *(map(self._as_returned, self.given) if self.given else [self._own(answer_ids)])]
+        given = [answer | {"content": self.chat.returned(answer["content"])} for answer in self.given]
+        history = [*self.messages, *(given or [self._own(answer_ids)])]
         return _next_turn(self.chat, history, self.coming[len(self.given) :], self.max_length)
-
-    def _as_returned(self, answer: dict[str, Any]) -> dict[str, Any]:
-        return answer | {"content": self.chat.returned(answer["content"])}
 
     def _own(self, answer_ids: Sequence[int]) -> dict[str, Any]:
         content = self.chat.answer_text(self.ids, [*answer_ids])

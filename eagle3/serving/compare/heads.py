@@ -16,16 +16,20 @@ from eagle3.target.identity import TargetIdentity, differences, other_precision
 BY_FILES = ("config_hash", "tokenizer_hash")  # identify the target without its weights
 
 
-def head_folders(heads: Sequence[str]) -> list[Path]:
-    """Return the folders that the key `heads` names; InputError where one comes twice."""
+def head_folders(heads: Sequence[str]) -> dict[str, Path]:
+    """Return the folders of the key `heads` by their last parts, or by their whole paths where two end alike.
+
+    Raises InputError where one comes twice."""
     folders = [Path(head) for head in heads]
     for place, folder in enumerate(folders):
         if folder.resolve() in [other.resolve() for other in folders[:place]]:
             raise InputError(f"heads: {folder} is listed twice; name each head once")
-    return folders
+    short = [folder.name for folder in folders]
+    alike = len(set(short)) < len(short) or "" in short
+    return {str(folder) if alike else folder.name: folder for folder in folders}
 
 
-def require_comparable(folders: Sequence[Path], target: TargetFiles, settings: CompareSettings) -> None:
+def require_comparable(folders: Iterable[Path], target: TargetFiles, settings: CompareSettings) -> None:
     """Raise InputError for a head of another target, vocabulary or kind, by its name, and for what it cannot draft."""
     identity = make_identity(target, weights_hash="")
     for folder in folders:

@@ -55,12 +55,14 @@ def find_jobs(sweep: Path) -> Jobs:
         seeds: dict[str, str] = {}  # to names of jobs
         for job in group:
             seed = next((each.removeprefix(SEED) for each in job["settings"] if each.startswith(SEED)), "")
-            reason = _missing(sweep, job) or (f"as job {seeds[seed]}" if seed in seeds else None)
-            if reason is not None:
-                jobs.left_out[job["name"]] = reason
-                continue
-            seeds[seed], folder = job["name"], sweep / job["name"]
-            jobs.finished.append(Job(job["name"], folder, _checkpoint(folder), setting, seed))
+            checkpoint = _checkpoint(sweep, job)
+            if isinstance(checkpoint, Path) and seed in seeds:
+                checkpoint = f"as job {seeds[seed]}"
+            if isinstance(checkpoint, Path):
+                seeds[seed] = job["name"]
+                jobs.finished.append(Job(job["name"], sweep / job["name"], checkpoint, setting, seed))
+            else:
+                jobs.left_out[job["name"]] = checkpoint
     if not jobs.finished:
         raise InputError(f"sweep={sweep} has no finished job; continue it with ckpt_path=auto; {jobs.left_out_line()}")
     if jobs.left_out:
@@ -68,16 +70,11 @@ def find_jobs(sweep: Path) -> Jobs:
     return jobs
 
 
-def _missing(sweep: Path, job: dict[str, Any]) -> str | None:
-    """Say what a job lacks to have a head."""
+def _checkpoint(sweep: Path, job: dict[str, Any]) -> Path | str:
+    """Return the best checkpoint of a job, or what it lacks to have one."""
     if job["score"] is None:
         return "no result: failed, or not finished"
     try:
-        _checkpoint(sweep / job["name"])
+        return find_checkpoint(run=str(sweep / job["name"]), checkpoint=None)
     except InputError:
         return "no checkpoint"
-    return None
-
-
-def _checkpoint(folder: Path) -> Path:
-    return find_checkpoint(run=str(folder), checkpoint=None)

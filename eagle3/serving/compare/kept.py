@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,38 +10,21 @@ import numpy as np
 
 from eagle3.decoding.paired import Gains
 from eagle3.decoding.replay import Answered
-from eagle3.decoding.speculate import Speculator
-from eagle3.head_files.format import load_head
+from eagle3.decoding.speculate import load_speculator
+from eagle3.head_files.files import read_files
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.jobs import Job
-from eagle3.serving.compare.measure import Measured, Way, answers_at, measure_head
-from eagle3.serving.compare.run import facts_of, require_verified
-from eagle3.settings.serving import CompareSettings, TokenSampling
+from eagle3.serving.compare.measure import Gained, Measured, Way, answers_at, measure_head
+from eagle3.serving.compare.run import facts_of
+from eagle3.settings.serving import CompareRun, CompareSettings, TokenSampling
 from eagle3.storage.files import sha256_json
 from eagle3.storage.records import read_sealed_json, write_sealed_json
 from eagle3.target.model import Target
 
 log = logging.getLogger(__name__)
-Gained = dict[Way, dict[str, Measured]]  # by position in the text, as `measure_head` returns it
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What a head gained on answers with this hash."""
-
-    answers: str
-    gained: Gained
-
-
-def measure_jobs(
-    settings: CompareSettings,
-    jobs: Sequence[Job],
-    target: Target,
-    prompts: PromptSet,
-    *,
-    max_new_tokens: int,
-    seed: int,
-) -> dict[str, Gained]:
+def measure_jobs(run: CompareRun, jobs: Sequence[Job], target: Target, prompts: PromptSet) -> dict[str, Gained]:
     """Return the gains of each job's head, by its name. Those that are kept are not measured again, unless the target
     now gives other answers: in bf16 another machine may."""
     identity = target.identity
@@ -51,22 +34,21 @@ def measure_jobs(
         "dtype": str(target.embedding.dtype),
         "prompts": prompts.prompts,
         "conversations": prompts.conversations,
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
-        **asdict(settings),
+        "max_new_tokens": run.max_new_tokens,
+        "seed": run.seed,
+        **asdict(run.compare),
     }
     files = {job.name: _file(job, asked) for job in jobs}
-    kept = {name: read_gains(file, settings) for name, file in files.items() if file.is_file()}
+    kept = {name: read_gains(file, run.compare) for name, file in files.items() if file.is_file()}
     log.info("%d of %d heads were measured before", len(kept), len(jobs))
-    if len(kept) < len(jobs) or len({each.answers for each in kept.values()}) > 1:
-        answers = answers_at(target, prompts.prompts, settings, max_new_tokens=max_new_tokens, seed=seed)
-        require_verified(answers)
+    if len(kept) < len(jobs) or len({answers_sha256 for answers_sha256, _ in kept.values()}) > 1:
+        answers = answers_at(target, prompts.prompts, run)
         given = sha256_json([[each.answer for each in answered] for answered in answers.values()])
         for job in jobs:
-            if job.name not in kept or kept[job.name].answers != given:
-                kept[job.name] = Kept(given, measure_job(job, target, answers, prompts.conversations, settings))
-                write_gains(files[job.name], kept[job.name])
-    return {name: each.gained for name, each in kept.items()}
+            if job.name not in kept or kept[job.name][0] != given:
+                kept[job.name] = given, measure_job(job, target, answers, prompts.conversations, run.compare)
+                write_gains(files[job.name], *kept[job.name])
+    return {name: gained for name, (_, gained) in kept.items()}
 
 
 def _file(job: Job, asked: dict[str, Any]) -> Path:
@@ -82,25 +64,25 @@ def measure_job(
     conversations: Sequence[int],
     settings: CompareSettings,
 ) -> Gained:
-    loaded = load_head(job.head, num_layers=len(target.layers), dtype=target.embedding.dtype)
-    speculator = Speculator(target, loaded.head, loaded.capture_layers)
+    speculator = load_speculator(target, read_files(job.head))
     return measure_head(speculator, answers, conversations, settings, f"job {job.name}")
 
 
-def write_gains(file: Path, kept: Kept) -> None:
+def write_gains(file: Path, answers_sha256: str, gained: Gained) -> None:
     """Write the gains of each way as lists, in the order of the ways."""
     lists = [
         {span: [[array.tolist() for array in gains] for gains in measured] for span, measured in spans.items()}
-        for spans in kept.gained.values()
+        for spans in gained.values()
     ]
-    write_sealed_json(file, {"answers_sha256": kept.answers, "gained": lists})
+    write_sealed_json(file, {"answers_sha256": answers_sha256, "gained": lists})
 
 
-def read_gains(file: Path, settings: CompareSettings) -> Kept:
+def read_gains(file: Path, settings: CompareSettings) -> tuple[str, Gained]:
+    """Return the gains of each way, and the hash of the answers that they were measured on."""
     stored = read_sealed_json(file, made_by="the same comparison")
     ways = [Way(sampling, shape) for sampling in dict.fromkeys(settings.samplings) for shape in settings.drafts()]
     lists = [
         {span: Measured(*(Gains(*map(np.array, gains)) for gains in measured)) for span, measured in spans.items()}
         for spans in stored["gained"]
     ]
-    return Kept(stored["answers_sha256"], dict(zip(ways, lists, strict=True)))
+    return stored["answers_sha256"], dict(zip(ways, lists, strict=True))

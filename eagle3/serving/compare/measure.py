@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 
 from eagle3.decoding.paired import Gains
 from eagle3.decoding.replay import Answered, Rounds, answer_all, record
-from eagle3.decoding.speculate import Speculator
+from eagle3.decoding.speculate import Speculator, nothing_verified
 from eagle3.draft_shape import Shape
 from eagle3.progress import Bar
-from eagle3.settings.serving import CompareSettings, TokenSampling
+from eagle3.settings.serving import CompareRun, CompareSettings, TokenSampling
 from eagle3.target.model import Target
 
 ALL = "all"  # positions, and sources
@@ -36,24 +36,30 @@ class Measured(NamedTuple):
     kept: Gains
 
 
-def answers_at(
-    target: Target, prompts: Sequence[list[int]], settings: CompareSettings, *, max_new_tokens: int, seed: int
-) -> dict[TokenSampling, list[Answered]]:
-    """Let the target answer the prompts with each sampling, in batches; a prompt is seeded by its place."""
-    return {
+Gained = dict[Way, dict[str, Measured]]  # of a head, by position in the text
+
+
+def answers_at(target: Target, prompts: Sequence[list[int]], run: CompareRun) -> dict[TokenSampling, list[Answered]]:
+    """Let the target answer the prompts with each sampling, in batches; a prompt is seeded by its place.
+
+    Raises InputError where with some sampling no answer is longer than the token that prefill gives."""
+    found = {
         sampling: answer_all(
             target,
             prompts,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-            beyond=settings.most_steps,
-            batch_size=settings.batch_size,
-            batch_tokens=settings.batch_tokens,
+            max_new_tokens=run.max_new_tokens,
+            seed=run.seed,
+            beyond=run.compare.most_steps,
+            batch_size=run.compare.batch_size,
+            batch_tokens=run.compare.batch_tokens,
             progress=f"answers, {sampling}",
             **asdict(sampling),
         )
-        for sampling in dict.fromkeys(settings.samplings)
+        for sampling in dict.fromkeys(run.compare.samplings)
     }
+    if any(all(len(each.answer) < 2 for each in answered) for answered in found.values()):
+        raise nothing_verified(len(prompts))
+    return found
 
 
 def measure_head(
@@ -62,7 +68,7 @@ def measure_head(
     conversations: Sequence[int],
     settings: CompareSettings,
     name: str,
-) -> dict[Way, dict[str, Measured]]:
+) -> Gained:
     """Replay the head in every shape on the answers (eagle3/decoding/replay.py): by position, as `of_rounds` does.
     `conversations` has the number of each prompt's."""
     measured = {}

@@ -11,15 +11,14 @@ import numpy as np
 
 from eagle3 import markdown
 from eagle3.decoding.paired import CONFIDENCE, Estimate, accept_length, difference
-from eagle3.decoding.replay import Answered
-from eagle3.decoding.speculate import Speculator, nothing_verified
+from eagle3.decoding.speculate import Speculator
 from eagle3.draft_shape import Shape
 from eagle3.head_files.format import load_head
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import require_targets
-from eagle3.serving.compare.measure import ALL, Measured, Way, answers_at, measure_head
+from eagle3.serving.compare.measure import ALL, Gained, Measured, answers_at, measure_head
 from eagle3.serving.report import with_error, write_report
-from eagle3.settings.serving import CompareSettings, TokenSampling
+from eagle3.settings.serving import CompareRun
 from eagle3.storage.files import sha256_file, sha256_json
 from eagle3.target.model import Target
 
@@ -27,78 +26,62 @@ log = logging.getLogger(__name__)
 
 
 def compare(
-    settings: CompareSettings,
-    folders: Sequence[Path],
+    run: CompareRun,
+    heads: Mapping[str, Path],
     target: Target,
     prompts: PromptSet,
     *,
-    max_new_tokens: int,
-    seed: int,
     origin: Mapping[str, Any],
     folder: Path,
 ) -> list[dict[str, Any]]:
     """Print the table, and return its rows; compare.json and compare.md go to `folder`. `origin` goes into the first:
     commit, command, machine, versions."""
-    require_targets(folders, target.identity)
-    paths, layers, dtype = names(folders), len(target.layers), target.embedding.dtype
+    require_targets(heads.values(), target.identity)
+    layers, dtype = len(target.layers), target.embedding.dtype
     # All before anything is decoded for long: a head that cannot be decoded ends the run here.
-    heads = {name: load_head(path, num_layers=layers, dtype=dtype) for name, path in paths.items()}
+    loaded = {name: load_head(path, num_layers=layers, dtype=dtype) for name, path in heads.items()}
     start = time.perf_counter()
-    answers = answers_at(target, prompts.prompts, settings, max_new_tokens=max_new_tokens, seed=seed)
+    answers = answers_at(target, prompts.prompts, run)
     seconds_of_answers = time.perf_counter() - start
-    require_verified(answers)
-    measured: dict[str, dict[Way, dict[str, Measured]]] = {}
+    measured: dict[str, Gained] = {}
     seconds: dict[str, float] = {}
-    for name in paths:
-        start, loaded = time.perf_counter(), heads.pop(name)
-        speculator = Speculator(target, loaded.head, loaded.capture_layers)
-        measured[name] = measure_head(speculator, answers, prompts.conversations, settings, name)
+    for name in heads:
+        start, head = time.perf_counter(), loaded.pop(name)
+        speculator = Speculator(target, head.head, head.capture_layers)
+        measured[name] = measure_head(speculator, answers, prompts.conversations, run.compare, name)
         seconds[name] = time.perf_counter() - start
     found = rows(measured, prompts.sources)
-    facts = conditions(settings, paths, target, prompts, max_new_tokens=max_new_tokens, seed=seed)
-    facts["seconds"] = {"answers": seconds_of_answers, "heads": seconds}
-    page = with_window(settings, f"{prompts}\n\n{table(found)}")
-    write_report(folder / "compare.json", {**origin, **facts, "rows": found}, folder / "compare.md", page)
-    print(page)
-    log.info("the table is in %s, all numbers are in %s", folder / "compare.md", folder / "compare.json")
+    facts = conditions(run, heads, target, prompts) | {"seconds": {"answers": seconds_of_answers, "heads": seconds}}
+    write_comparison(run, {**origin, **facts, "rows": found}, f"{prompts}\n\n{table(found)}", folder)
     return found
 
 
-def conditions(
-    settings: CompareSettings,
-    paths: Mapping[str, Path],
-    target: Target,
-    prompts: PromptSet,
-    *,
-    max_new_tokens: int,
-    seed: int,
-) -> dict[str, Any]:
+def conditions(run: CompareRun, heads: Mapping[str, Path], target: Target, prompts: PromptSet) -> dict[str, Any]:
     """Return what compare.json says of how was measured."""
     return {
         "target": target.path,
         "dtype": str(target.embedding.dtype).removeprefix("torch."),
-        "heads": {name: facts_of(path) for name, path in paths.items()},
+        "heads": {name: facts_of(path) for name, path in heads.items()},
         "conversations": prompts.num_conversations,
         "turns": prompts.turns,
         "prompts": len(prompts.prompts),
         "prompts_from": prompts.origin,
         "prompts_hash": sha256_json(prompts.prompts),
         "left_out": dict(prompts.left_out),
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
-        **asdict(settings),
+        "max_new_tokens": run.max_new_tokens,
+        "seed": run.seed,
+        **asdict(run.compare),
     }
 
 
-def with_window(settings: CompareSettings, page: str) -> str:
-    return page if settings.draft_window is None else f"compare.draft_window={settings.draft_window}\n\n{page}"
-
-
-def names(folders: Sequence[Path]) -> dict[str, Path]:
-    """Return the folders by their last parts, or by their whole paths where two end alike."""
-    short = [folder.name for folder in folders]
-    alike = len(set(short)) < len(short) or "" in short
-    return {str(folder) if alike else folder.name: folder for folder in folders}
+def write_comparison(run: CompareRun, numbers: Mapping[str, Any], page: str, folder: Path, *more: str) -> None:
+    """Write the numbers to compare.json and all parts to compare.md, and print the page."""
+    if run.compare.draft_window is not None:
+        page = f"compare.draft_window={run.compare.draft_window}\n\n{page}"
+    numbers_file, page_file = folder / "compare.json", folder / "compare.md"
+    write_report(numbers_file, numbers, page_file, "\n\n".join([page, *more]))
+    print(page)
+    log.info("all rows are in %s, all numbers are in %s", page_file, numbers_file)
 
 
 def facts_of(head: Path) -> dict[str, Any]:
@@ -109,7 +92,7 @@ def facts_of(head: Path) -> dict[str, Any]:
 # --- the table ------------------------------------------------------------------------------------------------------
 
 
-def rows(measured: Mapping[str, Mapping[Way, Mapping[str, Measured]]], sources: Sequence[str]) -> list[dict[str, Any]]:
+def rows(measured: Mapping[str, Gained], sources: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row for each way, source and head; the first head is the one that the others are compared with."""
     first = next(iter(measured.values()))
     return [
@@ -128,12 +111,6 @@ def rows(measured: Mapping[str, Mapping[Way, Mapping[str, Measured]]], sources: 
         for head, ways in measured.items()
         if _verified(first[way][positions], chosen) and _verified(ways[way][positions], chosen)
     ]
-
-
-def require_verified(answers: Mapping[TokenSampling, Sequence[Answered]]) -> None:
-    """Raise InputError where with some sampling no answer is longer than the token that prefill gives."""
-    if any(all(len(each.answer) < 2 for each in answered) for answered in answers.values()):
-        raise nothing_verified(max(map(len, answers.values())))
 
 
 def _chosen(sources: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:

@@ -4,45 +4,34 @@ A head is compared with the one of the first setting and the same seed. Rows of 
 whose `head` is the setting.
 """
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from eagle3 import markdown
-from eagle3.decoding.paired import CONFIDENCE, Estimate
+from eagle3.decoding.paired import CONFIDENCE, Estimate, mean_of
 from eagle3.draft_shape import Shape
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import require_targets
 from eagle3.serving.compare.jobs import Job, Jobs
-from eagle3.serving.compare.kept import Gained, measure_jobs
-from eagle3.serving.compare.measure import ALL
-from eagle3.serving.compare.run import conditions, rows, table, with_window
-from eagle3.serving.report import write_report
-from eagle3.settings.serving import CompareSettings
+from eagle3.serving.compare.kept import measure_jobs
+from eagle3.serving.compare.measure import ALL, Gained
+from eagle3.serving.compare.run import conditions, rows, table, write_comparison
+from eagle3.settings.serving import CompareRun
 from eagle3.target.model import Target
 
-log = logging.getLogger(__name__)
 WAY = ("sampling", "temperature", "top_p", "top_k", "steps", "topk", "draft_tokens")  # keys of a row
+ROUNDING = 1e-9  # below it, two accept lengths are the same ratio
 
 
 def compare_sweep(
-    settings: CompareSettings,
-    jobs: Jobs,
-    target: Target,
-    prompts: PromptSet,
-    *,
-    max_new_tokens: int,
-    seed: int,
-    origin: Mapping[str, Any],
-    folder: Path,
+    run: CompareRun, jobs: Jobs, target: Target, prompts: PromptSet, *, origin: Mapping[str, Any], folder: Path
 ) -> list[dict[str, Any]]:
     """Print a row for each setting and way of decoding, and what they say; compare.json and compare.md, which have the
     rows of each seed and source too, go to `folder`. Return the rows of the settings."""
-    require_targets([job.head for job in jobs.finished], target.identity)
     heads = {job.name: job.head for job in jobs.finished}
-    facts = conditions(settings, heads, target, prompts, max_new_tokens=max_new_tokens, seed=seed)
-    gained = measure_jobs(settings, jobs.finished, target, prompts, max_new_tokens=max_new_tokens, seed=seed)
+    require_targets(heads.values(), target.identity)
+    gained = measure_jobs(run, jobs.finished, target, prompts)
     found = [*seed_rows(jobs.finished, gained, prompts.sources)]
     over_seeds = setting_rows(found)
     numbers = {
@@ -50,18 +39,12 @@ def compare_sweep(
         "sweep": str(jobs.sweep),
         "jobs": {job.name: {"setting": job.setting, "seed": job.seed} for job in jobs.finished},
         "jobs_left_out": jobs.left_out,
-        **facts,
+        **conditions(run, heads, target, prompts),
         "settings": over_seeds,
         "rows": found,
     }
-    page = with_window(settings, settings_page(over_seeds, prompts))
     left_out = [jobs.left_out_line()] if jobs.left_out else []
-    whole = "\n\n".join([page, *left_out, *seed_pages(found)])
-    write_report(folder / "compare.json", numbers, folder / "compare.md", whole)
-    print(page)
-    log.info(
-        "rows of each seed and source are in %s, all numbers in %s", folder / "compare.md", folder / "compare.json"
-    )
+    write_comparison(run, numbers, settings_page(over_seeds, prompts), folder, *left_out, *seed_pages(found))
     return over_seeds
 
 
@@ -104,12 +87,15 @@ def setting_row(of_seeds: Sequence[Mapping[str, Any]], *, first: str) -> dict[st
 
 
 def over_seeds(estimates: Sequence[Mapping[str, Any]]) -> Estimate:
-    """Return the mean with an interval over seeds; of one seed the estimate itself, whose interval is over prompts."""
+    """Return the mean with an interval over seeds; of one seed the estimate itself, whose interval is over prompts.
+
+    Seeds with the same value have no interval. Accept lengths are ratios of counts, so on few prompts some are the same
+    by chance, and the interval would be a single number, as if the mean were certain."""
     if len(estimates) == 1:
         return Estimate(**estimates[0])
-    from eagle3.decoding.seeds import mean_of  # with the library of the extra `bench`
-
-    return mean_of([each["value"] for each in estimates])
+    values = [each["value"] for each in estimates]
+    alike = max(values) - min(values) < ROUNDING
+    return mean_of(values)._replace(low=None, high=None) if alike else mean_of(values)
 
 
 def verdict(row: Mapping[str, Any], first: str) -> str:
@@ -123,6 +109,8 @@ def verdict(row: Mapping[str, Any], first: str) -> str:
     said = "not separated"
     if difference.low is None or difference.high is None:
         said = "no interval"
+        if row["pairs"] > 1:
+            said += ", the difference is the same in each seed; compare on more prompts"
     elif difference.low > 0 or difference.high < 0:
         said = "longer" if difference.low > 0 else "shorter"
     return f"{against}: {measured} {way}, over {over}: {said}"

@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from eagle3.errors import InputError
 from eagle3.head_files.files import MAKE_HEAD, HeadFiles
 from eagle3.head_files.record import FILE as RECORD
-from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength, write_record
+from eagle3.head_files.record import HeadRecord, write_record
 from eagle3.markdown import table
 from eagle3.secrets import public
 from eagle3.serving.head.card import FILE as CARD
@@ -42,7 +42,10 @@ def publish(run: PublishRun, files: HeadFiles, target: TargetFiles) -> None:
     with replacing(Path(run.out)) as new:
         for name in record.files:
             shutil.copyfile(files.path / name, new / name)
-        write_record(new, replace(record, accept_length=without_places(record.accept_length)))
+        measured = record.accept_length
+        if measured is not None:
+            measured = replace(measured, prompts_from=from_here(measured.prompts_from))
+        write_record(new, replace(record, accept_length=measured))
         write_sealed_json(new / RESULTS, {"results": results})
         for name, text in texts.items():
             write_whole(new / name, text.encode())
@@ -75,10 +78,6 @@ def read_text(path: str, *, key: str) -> str:
         return Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{key}={path} cannot be read as text ({error}); give another file") from None
-
-
-def without_places(measured: MeasuredAcceptLength | None) -> MeasuredAcceptLength | None:
-    return measured and replace(measured, prompts_from=from_here(measured.prompts_from))
 
 
 def from_here(value: Any) -> Any:

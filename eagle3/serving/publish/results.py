@@ -6,6 +6,8 @@ from typing import Any
 
 from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
+from eagle3.serving.bench.report import ratio
+from eagle3.serving.bench.stats import Interval
 from eagle3.serving.report import NONE, number, with_error
 from eagle3.settings.serving import KEYS_OF_SAMPLING, TokenSampling
 from eagle3.storage.records import read_sealed_json
@@ -70,7 +72,8 @@ def _served(result: Mapping[str, Any]) -> Iterator[list[str]]:
             load = f"{measured['requests']} requests, {cell['concurrency']} at a time"
             prompts = f"{cell['prompt_set']}, {load}, at most {most} tokens"
             shape, engine = _served_shape(server), f"SGLang {server['version']}"
-            found = [number(measured["accept_length"]), _ratio(cell["speed_ups"].get(side))]
+            tpot = cell["speed_ups"].get(side, {}).get("tpot")
+            found = [number(measured["accept_length"]), ratio(Interval(**tpot) if tpot else None)]
             yield [prompts, shape, asked, result["machine"], engine, *found]
 
 
@@ -91,11 +94,3 @@ def _served_shape(server: Mapping[str, Any]) -> str:
 
 def _windowed(shape: Shape, window: int | None) -> str:
     return str(shape) if window is None else f"{shape}, window of {window}"
-
-
-def _ratio(speed_up: Mapping[str, Any] | None) -> str:
-    """Write the speed-up in time per output token with its interval."""
-    tpot = (speed_up or {}).get("tpot")
-    if not tpot:
-        return NONE
-    return f"{tpot['value']:.2f}" + ("" if tpot["low"] is None else f" [{tpot['low']:.2f}, {tpot['high']:.2f}]")

@@ -6,9 +6,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from eagle3.decoding.speculate import Measurement, Speculator
+from eagle3.decoding.speculate import Measurement, load_speculator
 from eagle3.errors import InputError
-from eagle3.head_files.format import load_head
+from eagle3.head_files.files import read_files
 from eagle3.secrets import public
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.prompts import PromptSet
@@ -22,9 +22,9 @@ def show(measurer: Measurer, head: Path, out: str, *, origin: dict[str, Any]) ->
     if "://" in out or Path(out).is_dir():
         raise InputError(f"out={out} must be a file on this machine; give one, e.g. out=show.html")
     Path(out).parent.mkdir(parents=True, exist_ok=True)  # fails before an hour of decoding
-    loaded = load_head(head, num_layers=len(measurer.target.layers), dtype=measurer.target.embedding.dtype)
+    speculator = load_speculator(measurer.target, read_files(head))
     prompts = measurer.prompts(None)
-    traces = traced(Speculator(measurer.target, loaded.head, loaded.capture_layers), prompts, measurer.decoding)
+    traces = traced(speculator, prompts, measurer.decoding)
     facts = page_facts(measurer, head, prompts, traces, origin)
     write_whole(Path(out), page(measurer.target.tokenizer, traces, facts).encode())
     print(f"{out}: accept length {facts['accept length']}")
@@ -35,11 +35,12 @@ def page_facts(
 ) -> dict[str, str]:
     how = measurer.decoding
     measured = measurer.summary(Measurement([trace.decoded for trace in traces], None, 0.0), prompts)
-    drafting = f"steps={how.steps} topk={how.topk} draft_tokens={how.shape.draft_tokens}"
+    drafting = f"{how.shape}: steps={how.steps} topk={how.topk} draft_tokens={how.shape.draft_tokens}"
     drafting += f" draft_window={how.draft_window}" if how.draft_window else ""
+    length = with_error(measured.accept_length, measured.standard_error)
     left_out = "".join(f"; {number} left out ({reason})" for reason, number in measured.left_out.items())
     facts = {
-        "accept length": f"{with_error(measured.accept_length, measured.standard_error)} tokens a verification",
+        "accept length": f"{length} tokens per verification, {how.shape}",
         "head": str(head),
         "target": str(measurer.target.path),
         "drafts": drafting,

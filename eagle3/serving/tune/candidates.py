@@ -1,22 +1,20 @@
 """Candidate draft settings and what our decoder predicts for them before any server starts."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from eagle3.decoding.paired import Gains, accept_length
 from eagle3.decoding.replay import Recording, answer_all, record
-from eagle3.decoding.speculate import Speculator, nothing_verified, require_topk
+from eagle3.decoding.speculate import load_speculator, nothing_verified, require_topk
 from eagle3.draft_shape import Shape, most_draft_tokens
 from eagle3.errors import InputError
-from eagle3.head_files.format import load_head
+from eagle3.head_files.files import read_files
 from eagle3.progress import Bar
 from eagle3.serving.check.prompts import Conversations, PromptSet, with_history
-from eagle3.settings.serving import AnswerSettings, TuneSettings
+from eagle3.settings.serving import AnswerSettings, TuneRun
 from eagle3.target.model import Target, load_target, unload
 
 log = logging.getLogger(__name__)
@@ -66,40 +64,30 @@ def all_settings(
     return sorted(found)
 
 
-def decoder_gains(
-    settings: TuneSettings,
-    target_settings: Mapping[str, Any],
-    head: Path,
-    conversations: Conversations,
-    answering: AnswerSettings,
-    stop_ids: frozenset[int],
-) -> dict[Shape, Gain]:
+def decoder_gains(run: TuneRun, conversations: Conversations, stop_ids: frozenset[int]) -> dict[Shape, Gain]:
     """Replay every setting on the target's own answers to all turns of these conversations.
 
     The target is loaded for this alone: the servers that are timed next need the GPU's memory."""
     try:
-        target = replace(load_target(**target_settings), stop_ids=stop_ids)
-        most, rows = answering.max_new_tokens, settings.batch_size
+        target = replace(load_target(**vars(run.target)), stop_ids=stop_ids)
+        most, rows = run.max_new_tokens, run.tune.batch_size
         prompts = with_history(target, conversations, max_new_tokens=most, batch_size=rows)
         log.info("%s, left out: %s", prompts, prompts.left_out or "none")
-        return _replayed(settings, target, head, prompts, answering)
+        return _replayed(run, target, prompts)
     finally:
         unload()
 
 
-def _replayed(
-    settings: TuneSettings, target: Target, head: Path, prompts: PromptSet, answering: AnswerSettings
-) -> dict[Shape, Gain]:
-    loaded = load_head(head, num_layers=len(target.layers), dtype=target.embedding.dtype)
+def _replayed(run: TuneRun, target: Target, prompts: PromptSet) -> dict[Shape, Gain]:
+    settings, speculator, most = run.tune, load_speculator(target, read_files(run.head)), max(run.tune.steps)
     topk = [1] if settings.loads else settings.topk  # SGLang changes the steps of chains alone
     candidates = all_settings(
         steps=settings.steps,
         topk=topk,
         draft_tokens=settings.draft_tokens,
-        draft_vocab_size=loaded.head.config.draft_vocab_size,
+        draft_vocab_size=speculator.head.config.draft_vocab_size,
     )
-    speculator, most = Speculator(target, loaded.head, loaded.capture_layers), max(settings.steps)
-    sampling = {**asdict(answering), "batch_size": settings.batch_size}
+    sampling = {**asdict(run.only(AnswerSettings)), "batch_size": settings.batch_size}
     answers = answer_all(target, prompts.prompts, beyond=most, progress="answers", **sampling)
     bar, window = Bar(answers, desc="replay", unit="prompt"), settings.draft_window
     recording = record(speculator, bar, steps=most, topks=sorted(set(topk)), draft_window=window)

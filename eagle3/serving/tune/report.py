@@ -129,21 +129,20 @@ def _advice_by_load(found: Findings, folder: Path, *, target: str, head: str) ->
 
 def as_json(found: Findings) -> dict[str, Any]:
     """Return the whole search; times in seconds, numbers of loads by concurrency."""
-    loads, settings = found.settings.all_loads, found.ranked()
+    loads = found.settings.all_loads
     best = {load: found.best(load) for load in loads}
     return {
         "best": {load: {**each._asdict(), "speed_up": found.speed_up(each, load)} for load, each in best.items()},
         "plain": {load: asdict(timing) for load, timing in found.plain.items()},
         "no_steps": {load: asdict(timing) for load, timing in found.no_steps.items()},
-        "settings": [_setting_as_json(found, setting) for setting in settings],
-    }
-
-
-def _setting_as_json(found: Findings, setting: Shape) -> dict[str, Any]:
-    return {
-        **setting._asdict(),
-        "replayed": asdict(found.gains[setting]),
-        "predicted_speed_up": {load: found.predicted(setting, load) for load in found.settings.all_loads},
-        "timed": {load: asdict(timing) for load, timing in found.timed.get(setting, {}).items()},
-        "failed": found.failed.get(setting),
+        "settings": [
+            {
+                **setting._asdict(),
+                "replayed": asdict(found.gains[setting]),
+                "predicted_speed_up": {load: found.predicted(setting, load) for load in loads},
+                "timed": {load: asdict(timing) for load, timing in found.timed.get(setting, {}).items()},
+                "failed": found.failed.get(setting),
+            }
+            for setting in found.ranked()
+        ],
     }

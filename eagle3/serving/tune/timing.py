@@ -13,46 +13,44 @@ from eagle3.errors import InputError
 from eagle3.serving.bench.stats import Summary, summarise
 from eagle3.serving.check.turns import Turn
 from eagle3.serving.server.load import PlainAnswers
-from eagle3.settings.engine import LaunchSettings
-from eagle3.settings.serving import TuneSettings
+from eagle3.settings.serving import TuneRun
+from eagle3.target.files import TargetFiles
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerTimer:
     """Starts a server, sends it each load, and stops it. Results are by the number of concurrent requests."""
 
-    settings: TuneSettings
-    launch: LaunchSettings
-    target: str
-    revision: str | None
-    head: str
+    run: TuneRun
+    target: TargetFiles
     conversations: Sequence[Turn]
     plain_answers: PlainAnswers
     log_dir: Path
 
     def command(self, draft: Draft | None) -> list[str]:
-        return launch_command(self.launch, target=self.target, revision=self.revision, draft=draft)
+        return launch_command(self.run.launch, target=self.target.path, revision=self.target.revision, draft=draft)
 
     def __call__(self, setting: Shape | None) -> dict[int, Summary]:
         """Time a draft setting (None: the plain target) at each load."""
         name = "-".join(map(str, setting)) if setting else "plain"
         draft = self._draft(setting) if setting else None
-        return self._times(name, draft, self.settings.all_loads)
+        return self._times(name, draft, self.run.tune.all_loads)
 
     def adaptive(self, steps: Mapping[int, int], loads: Sequence[int]) -> dict[int, Summary]:
         """Time chains with `steps` by the number of running requests, 0 at some, as the command of the report serves
         them."""
         file = self.log_dir / "timed_adaptive.json"
         write_adaptive(file, steps)
-        timer = replace(self, launch=replace(self.launch, env=SKIP_EXTEND | (self.launch.env or {})))
+        launch = replace(self.run.launch, env=SKIP_EXTEND | (self.run.launch.env or {}))
+        timer = replace(self, run=replace(self.run, launch=launch))
         return timer._times("adaptive", replace(self._draft(Shape(1, 1, 2)), adaptive=str(file)), loads)
 
     def _draft(self, shape: Shape) -> Draft:
-        return Draft(head=self.head, window=self.settings.draft_window, **shape._asdict())
+        return Draft(head=self.run.head, window=self.run.tune.draft_window, **shape._asdict())
 
     def _times(self, name: str, draft: Draft | None, loads: Sequence[int]) -> dict[int, Summary]:
         log = self.log_dir / f"{name}.log"
-        with Server(self.launch, self.command(draft), log=log, name=f"server {name}") as server:
+        with Server(self.run.launch, self.command(draft), log=log, name=f"server {name}") as server:
             if draft is not None and draft.adaptive is not None:
                 require_adaptive(server_information(server.url), name=server.name)
             return {load: self._timed(server, load, plain=draft is None) for load in loads}
@@ -60,7 +58,7 @@ class ServerTimer:
     def _timed(self, server: Server, concurrency: int, *, plain: bool) -> Summary:
         progress = f"time {server.name} x{concurrency}"
         result = self.plain_answers.measure(
-            server.url, self.conversations, concurrency, self.settings, plain=plain, progress=progress
+            server.url, self.conversations, concurrency, self.run.tune, plain=plain, progress=progress
         )
         if result.failed and not is_reachable(server.url):
             raise server.failure()

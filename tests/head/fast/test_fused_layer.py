@@ -33,8 +33,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from eagle3.head.attention import KeysValues, PaddedAttention
 from eagle3.head.batch import TttBatch
+from eagle3.head.fast.flash_kernels import VarlenKernel
 from eagle3.head.fast.fused_weights import Matrix
-from eagle3.head.fast.varlen_kernel import VarlenKernel
 from eagle3.head.layer import PlainLayer
 from eagle3.head.unroll import unroll
 
@@ -60,9 +60,8 @@ def test_loss_and_every_gradient_are_those_of_the_plain_layer(
     assert max(errors(fast, plain).values()) < 1e-12
 
 
-@pytest.mark.parametrize("turns", [[[0, 0, 0]], [[0, 0], [0, 1, 0]]], ids=["prompts alone", "one-token answer"])
-def test_a_pack_without_anchors_has_gradients_of_zero(turns: list) -> None:
-    batch = ttt_batch([random_sample(one) for one in turns], ttt_steps=3, anchors_in_step=1.0)
+def test_a_pack_without_anchors_has_gradients_of_zero() -> None:
+    batch = ttt_batch([random_sample(turns) for turns in ([0, 0], [0, 1, 0])], ttt_steps=3, anchors_in_step=1.0)
     for value in step(fused(), make_head(), EMBEDDING, TEACHER_HEAD, [batch], 3).values():
         assert float(value.abs().sum()) == 0
 
@@ -122,7 +121,7 @@ def test_a_second_backward_pass_is_refused_and_not_wrong() -> None:
 def test_bf16_is_no_further_from_float64_than_the_plain_layer_is(head: str, device: str) -> None:
     """In the mean over some heads and over all norms: the gradient of one has few numbers, whose errors are luck."""
     pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for seed in range(6):
+    for seed in range(3 if device == "cpu" else 6):
         plain, fast = exact_and_in_bf16(HEADS[head], seed, device)
         for name in plain:
             pairs["norms" if "norm" in name else name].append((plain[name], fast[name]))

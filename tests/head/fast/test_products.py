@@ -69,7 +69,7 @@ def test_products_are_near_the_exact_ones(num_rows: int, size_in: int, size_out:
             assert ours.shape == theirs.shape and error(ours, theirs) < 0.08
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", ["EAGLE-3.1", "yarn"])
 def test_without_rounding_layer_and_loss_are_the_plain_ones(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Elementwise, "quantise", lambda _, x: (x, x.new_ones(len(x), 1)))
     batch = ttt_batch(ragged_samples(), ttt_steps=4)

@@ -1,8 +1,5 @@
 """The flash kernel in Triton against the plain one, and what its tiles become on Hopper."""
 
-import os
-import re
-import subprocess
 from typing import Any
 
 import pytest
@@ -41,7 +38,7 @@ def kernels_equal_plain_attention(device: str) -> None:
     # The interpreter multiplies the bits of bfloat16; the tensor cores round float32.
     types = [(torch.float16, 2e-3), (torch.bfloat16, 2e-2) if on_gpu else (torch.float32, 1e-5)]
     for dtype, tolerance in types:
-        for heads, groups, channels in HEADS if on_gpu or dtype == torch.float32 else HEADS[:1]:
+        for heads, groups, channels in HEADS if on_gpu else HEADS[::2] if dtype == torch.float32 else HEADS[:1]:
             # Without the causal mask nothing depends on a row's place: under the interpreter once is enough.
             for causal in (True, False) if on_gpu or (dtype, heads) == (torch.float32, 4) else (True,):
                 where = segments(causal=causal)
@@ -74,16 +71,8 @@ def assert_close(ours: Tensor, truth: Tensor, tolerance: float) -> None:
 test_the_kernels_equal_plain_attention = in_triton(kernels_equal_plain_attention)
 
 
-def hopper_assembler() -> Any:
-    """The one that Triton takes: since 3.9 that of CUDA 13, which has the name of a later GPU."""
-    import triton
-
-    since_3_9 = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
-    return triton.knobs.nvidia.ptxas_blackwell if since_3_9 else triton.knobs.nvidia.ptxas
-
-
-def compiled_for_hopper(name: str, channels: int, tile) -> tuple[str, int, int]:
-    """PTX, bytes of shared memory and bytes of spilled registers, without a GPU."""
+def compiled_for_hopper(name: str, channels: int, tile: Any) -> Any:
+    """Compile a kernel without a GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -114,17 +103,12 @@ def compiled_for_hopper(name: str, channels: int, tile) -> tuple[str, int, int]:
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     # Versions differ in the default of enable_fp_fusion, and 3.9 warns of that.
     options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    command = [hopper_assembler().path, "-v", "--gpu-name", "sm_90a", "-", "-o", os.devnull]
-    said = subprocess.run(command, input=compiled.asm["ptx"], capture_output=True, text=True, check=True).stderr
-    return compiled.asm["ptx"], compiled.metadata.shared, int(re.findall(r"(\d+) bytes spill stores", said)[0])
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
 @needs_triton
-@pytest.mark.parametrize("channels", [16, 32, 64, 128, 256])
-def test_tiles_fit_hopper_and_spill_next_to_nothing(channels: int) -> None:
-    import triton
-
+@pytest.mark.parametrize("channels", [64, 128, 256])
+def test_tiles_fit_hopper_and_use_its_matrix_units(channels: int) -> None:
     from eagle3.head.fast.triton_flash import TILES
 
     tiles = next(tiles for most, tiles in TILES.items() if channels <= most)
@@ -133,17 +117,11 @@ def test_tiles_fit_hopper_and_spill_next_to_nothing(channels: int) -> None:
         ("flash_query_gradient", tiles.query),
         ("flash_key_value_gradient", tiles.key_value),
     ):
-        ptx, shared, spilled = compiled_for_hopper(name, channels, tile)
+        compiled = compiled_for_hopper(name, channels, tile)
+        ptx = compiled.asm["ptx"]
         assert "wgmma.mma_async" in ptx and "mma.sync" not in ptx
         assert "cp.async.bulk.tensor" in ptx
-        assert shared <= 227 * 1024
-        # The forward of 128 channels was the fastest of the tiles tried, as it is; Triton 3.7, which
-        # PyTorch 2.13 brings, spills 80 bytes of it, 3.8 at most 64. The assembler of CUDA 13, which Triton 3.9 has,
-        # spills 76 bytes of the gradient of keys where that of CUDA 12 spills none.
-        forward = 80 if triton.__version__.startswith("3.7.") else 64
-        most = 80 if hopper_assembler().version.startswith("13") else 4
-        most = 52 if triton.__version__.startswith("3.5.") else most  # of PyTorch 2.9
-        assert spilled <= (forward if (name, channels) == ("flash_forward", 128) else most)
+        assert compiled.metadata.shared <= 227 * 1024
 
 
 @pytest.mark.gpu

@@ -1,6 +1,7 @@
 """The split of the prompts: one command makes both sides, and similar prompts are on one of them."""
 
 import json
+import random
 from itertools import product
 from pathlib import Path
 
@@ -11,7 +12,12 @@ from similar_texts import LONG, VOCABULARY, asked, set_of_runs, texts_with_copie
 from eagle3.errors import InputError
 from eagle3.storage.files import read_jsonl
 
-THOROUGH = {"bands": 100, "band_rows": 1, "comparisons": 600}
+THOROUGH = {"bands": 30, "band_rows": 1, "comparisons": 600}
+
+
+@pytest.fixture
+def prepare(tmp_path: Path) -> Prepare:
+    return Prepare(tmp_path, near=True)
 
 
 def questions(prepare: Prepare, *, held_out: bool = False) -> list[str]:
@@ -56,6 +62,20 @@ def test_similar_questions_are_on_one_side_whatever_their_mode_and_their_answers
         sides.append({turn["content"] for each in prompts for turn in each["messages"] if turn["role"] == "user"})
     assert not any(similar(one, other) for one, other in product(*sides))
     assert any(similar(one, other) for one, other in product(sides[1], sides[1]) if one != other)
+
+
+def test_requests_of_one_conversation_are_on_one_side(prepare: Prepare) -> None:
+    rows, rng = [], random.Random(3)
+    for session in range(30):
+        turns = ["Hello", *(" ".join(rng.choices(VOCABULARY, k=20)) for _ in range(3))]
+        asked_so_far = [turns[session % 2 : end] for end in range(2, 5)]  # half of them begin with a greeting
+        rows += [chat(*(text for turn in each for text in (turn, "x"))) for each in asked_so_far]
+    prepare(rows, held_out=15)
+    sides = []
+    for folder in (prepare.folder, prepare.out_dir / "held_out" / "prompts"):
+        prompts = read_jsonl(folder / "prompts.jsonl")
+        sides.append({turn["content"] for each in prompts for turn in each["messages"]} - {"Hello"})
+    assert sides[0] and sides[1] and not sides[0] & sides[1]
 
 
 def test_the_split_depends_on_texts_and_seed_alone(prepare: Prepare, tmp_path: Path) -> None:

@@ -119,10 +119,10 @@ def test_tokens_of_one_entity_are_one_mask_and_long_texts_are_read_whole(folder)
     assert masked == [text.replace("ada lovelace", "<PERSON>").replace("london", "<LOCATION>")]
 
 
-@pytest.mark.slow
 def test_a_name_in_the_overlap_of_two_pieces_counts_once(folder):
+    strict = with_model(folder)
     for before in range(TOKENS - 40, TOKENS + 4):
-        assert with_model(folder)(prompt("x " * before + "ada" + " x" * 60)).counts == {"PERSON": 1}
+        assert strict(prompt("x " * before + "ada" + " x" * 60)).counts == {"PERSON": 1}
 
 
 def test_a_model_that_changed_in_its_place_makes_the_prompts_again(folder):

@@ -28,11 +28,11 @@ def test_a_clean_prompt_passes_as_it_came(privacy):
     assert (verdict.reason, verdict.prompt, verdict.counts) == (None, None, {})
 
 
-@pytest.mark.parametrize("position", [0, 1, 2, 3])
-def test_every_message_is_read_whatever_its_role(privacy, position):
-    texts = ["a", "b", "c", "d"]
-    texts[position] = f"see {EMAIL}"
-    assert privacy(prompt(*texts, roles=("system", "user", "assistant"))).reason == "personal data: EMAIL_ADDRESS"
+def test_every_message_is_read_whatever_its_role(privacy):
+    for position in range(4):
+        texts = ["a", "b", "c", "d"]
+        texts[position] = f"see {EMAIL}"
+        assert privacy(prompt(*texts, roles=("system", "user", "assistant"))).reason == "personal data: EMAIL_ADDRESS"
 
 
 def test_an_earlier_message_says_what_a_number_is(privacy):
@@ -51,11 +51,12 @@ def test_masks_replace_what_was_found_and_nothing_else():
 BETWEEN = "\u00a0\u2000\u200d\u202f\u205f\u2060\u3000\ufeff\u2010\u2015\u2212\u00ad"  # blanks and dashes
 
 
-@pytest.mark.parametrize("between", list(BETWEEN), ids=ascii)
-def test_masks_are_in_the_right_place_where_digits_blanks_and_dashes_are_not_ascii(between):
-    wide = CARD.translate({ord(digit): ord(digit) + 0xFEE0 for digit in "0123456789"}).replace(" ", between)
-    verdict = with_actions(CREDIT_CARD="mask")(prompt(f"İ\U0001f600 {wide} é"))
-    assert contents(verdict.prompt) == ["İ\U0001f600 <CREDIT_CARD> é"]
+def test_masks_are_in_the_right_place_where_digits_blanks_and_dashes_are_not_ascii():
+    masking = with_actions(CREDIT_CARD="mask")
+    for between in BETWEEN:
+        wide = CARD.translate({ord(digit): ord(digit) + 0xFEE0 for digit in "0123456789"}).replace(" ", between)
+        verdict = masking(prompt(f"İ\U0001f600 {wide} é"))
+        assert contents(verdict.prompt) == ["İ\U0001f600 <CREDIT_CARD> é"], ascii(between)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +142,9 @@ def test_what_is_to_be_dropped_is_dropped_also_inside_a_longer_finding(action):
 # Findings that are let through
 
 
-@pytest.mark.parametrize(
-    ("text", "entity"),
-    [
+def test_placeholders_pass_and_are_counted_unless_switched_off(privacy):
+    strict = build_privacy("privacy.allowed.placeholders=false")
+    for text, entity in [
         ("write to jane@example.com", "EMAIL_ADDRESS"),
         ("write to jane.doe@your-company.com", "EMAIL_ADDRESS"),
         ("ping 192.0.2.17 first", "IP_ADDRESS"),
@@ -162,17 +163,14 @@ def test_what_is_to_be_dropped_is_dropped_also_inside_a_longer_finding(action):
         ("the account number 12345678", "BANK_ACCOUNT"),
         ("SSN: 123-45-6789", "NATIONAL_ID"),
         ("SSN 000-00-0000", "NATIONAL_ID"),
-    ],
-)
-def test_placeholders_pass_and_are_counted_unless_switched_off(privacy, text, entity):
-    passed = privacy(prompt(text))
-    assert passed.reason is None and passed.prompt is None and f"{entity} let through" in passed.counts
-    assert build_privacy("privacy.allowed.placeholders=false")(prompt(text)).counts[entity] > 0
+    ]:
+        passed = privacy(prompt(text))
+        assert passed.reason is None and passed.prompt is None and f"{entity} let through" in passed.counts, text
+        assert strict(prompt(text)).counts[entity] > 0, text
 
 
-@pytest.mark.parametrize(
-    ("text", "entity"),
-    [
+def test_values_that_may_be_somebodys_do_not(privacy):
+    for text, entity in [
         ("write to jane@notexample.com", "EMAIL_ADDRESS"),
         ("write to jane@x.com", "EMAIL_ADDRESS"),
         ("the card 5555 5549 2945 2393 is declined", "CREDIT_CARD"),
@@ -180,10 +178,8 @@ def test_placeholders_pass_and_are_counted_unless_switched_off(privacy, text, en
         ("call (415) 555-2671", "PHONE_NUMBER"),
         ("ping 93.184.216.34 first", "IP_ADDRESS"),
         ("DATABASE_URL=postgres://admin:s3cr3t99@db.acme.com:5432/app", "URL_PASSWORD"),
-    ],
-)
-def test_values_that_may_be_somebodys_do_not(privacy, text, entity):
-    assert privacy(prompt(text)).counts == {entity: 1}
+    ]:
+        assert privacy(prompt(text)).counts == {entity: 1}, text
 
 
 def test_a_teams_own_values_and_domains_pass_and_are_counted():

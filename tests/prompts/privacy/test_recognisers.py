@@ -14,6 +14,7 @@ import pytest
 from privacy_checks import build_privacy
 from stores import ASSETS
 
+from eagle3.prompts.filters import language_of, split_code
 from eagle3.prompts.privacy.ids import CLEAR, NAMES, check_of
 from eagle3.prompts.privacy.policy import readable
 from eagle3.prompts.privacy.recogniser import Span, has_context, words
@@ -205,12 +206,13 @@ def marked(text: str, findings: list) -> str:
     return text
 
 
-@pytest.mark.parametrize(("entity", "text"), [(entity, text) for entity, texts in FOUND.items() for text in texts])
-def test_a_finding_is_the_whole_identifier_and_nothing_else(recognisers, entity, text):
-    plain = text.replace("⟦", "").replace("⟧", "")
-    findings, _ = recognisers.find(plain)
-    assert marked(plain, findings) == text
-    assert {found.entity for found in findings} == {entity}
+@pytest.mark.parametrize("entity", FOUND)
+def test_a_finding_is_the_whole_identifier_and_nothing_else(recognisers, entity):
+    for text in FOUND[entity]:
+        plain = text.replace("⟦", "").replace("⟧", "")
+        findings, _ = recognisers.find(plain)
+        assert marked(plain, findings) == text
+        assert {found.entity for found in findings} == {entity}, text
 
 
 def test_every_entity_and_every_country_has_its_check(recognisers):
@@ -273,9 +275,8 @@ PASSES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", PASSES)
-def test_what_only_looks_alike_passes(privacy, text):
-    assert privacy.find(text)[0] == []
+def test_what_only_looks_alike_passes(privacy):
+    assert {text: found for text in PASSES if (found := privacy.find(text)[0])} == {}
 
 
 # How far words may be from the number that they name, to the character
@@ -292,11 +293,9 @@ SSN = words("ssn")
         (f"x\nssn{' ' * 78}{NUMBER}", False),
         (f"{NUMBER}{' ' * 37}ssn", True),
         (f"{NUMBER}{' ' * 38}ssn", False),
-        # The first line of a table counts up to 4000 characters before; 200 of its characters are read.
+        # The first line of a table counts up to 4000 characters before.
         (f"ssn\n{'.' * 3995}\n{NUMBER}", True),
         (f"ssn\n{'.' * 3996}\n{NUMBER}", False),
-        (f"{'x' * 196} ssn\n{'.' * 100}\n{NUMBER}", True),
-        (f"{'x' * 197} ssn\n{'.' * 100}\n{NUMBER}", False),
         # A table begins after the last blank line.
         (f"ssn\n\nname\n{'.' * 100}\n{NUMBER}", False),
         # The name of another number right before it wins.
@@ -329,9 +328,9 @@ def test_no_code_and_no_school_question_is_refused(privacy, benchmark):
 
 
 def test_at_most_half_a_percent_of_python_source_is_refused_besides_its_authors_addresses(privacy):
-    texts = python_prompts(every=3)
+    texts = python_prompts(every=6)
     found = [{item.entity for item in privacy.find(text)[0]} for text in texts]
-    assert len(texts) > 1000
+    assert len(texts) > 500
     assert sum(bool(entities - {"EMAIL_ADDRESS"}) for entities in found) <= 0.005 * len(texts)
     # The addresses are those of real authors: mail domains that exist.
     assert sum("EMAIL_ADDRESS" in entities for entities in found) <= 0.03 * len(texts)
@@ -349,8 +348,18 @@ TRIGGERS = [
     "log in as a:", "I use a1b2c3 as my ", "is a1b2c3 a ", "my a password ", "пароль ", "echo a", "net use ",
     "sshpass ", "smbclient ", "docker login -p ", "my 12 words ", "wallet abandon ", "1204-", "my account ", "4111  ",
     "ssh ", "12345678901 ", "my password for ", "pin ", 'with password "', "user: a ", "密码是", "X1234567",
-    "RSSMRA85T10A562", "ABCPE1234", "٣", "é", "東", "-", "\n", "\n\n", " ",
+    "RSSMRA85T10A562", "ABCPE1234", "٣", "é", "東", "-", "\n", "\n\n", " ", "(", "a.", "return ", "if ", "`", "```\n",
+    '"a', "<a", "[", "def a(", "x=",
 ]  # fmt: skip
+
+
+class Languages:
+    """The search for code in a prompt, next to the recognisers."""
+
+    entity = "language"
+
+    def find(self, text: str) -> list:
+        return [language_of(split_code([text]).prose)]
 
 
 def seconds(recogniser, text: str) -> float:
@@ -370,7 +379,7 @@ def test_no_text_can_drive_a_recogniser_beyond_linear_time(privacy):
     slow = []
     for trigger in TRIGGERS:
         small, large = (readable((trigger * (size // len(trigger) + 1))[:size]) for size in (5_000, 50_000))
-        for recogniser in privacy.recognisers:
+        for recogniser in (*privacy.recognisers, Languages()):
             # What grows with the square and takes 0.1 s at twice the size takes a quarter of it here. So short a time
             # may be the machine's: it is taken again before it counts.
             took = seconds(recogniser, large)

@@ -53,17 +53,14 @@ def test_options_that_the_question_holds_and_choices_of_a_completion_are_not_add
     assert messages_of(row, keep_answers=False) == asked
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
+def test_options_without_a_place_are_refused() -> None:
+    for row, reason in (
         ({"turns": ["a", "b"], "choices": ["rain", "snow"]}, "conversation with choices"),
         ({"question": "a", "distractor1": "rain"}, "row with distractor1 and no correct answer"),
         ({"question": "a", "choices": [["rain"], ["snow"]]}, "row with choices that are no texts"),
-    ],
-)
-def test_options_without_a_place_are_refused(row: dict, reason: str) -> None:
-    with pytest.raises(Refused, match=reason):
-        messages_of(row, keep_answers=False)
+    ):
+        with pytest.raises(Refused, match=reason):
+            messages_of(row, keep_answers=False)
 
 
 def test_added_options_are_counted(prepare: Prepare) -> None:

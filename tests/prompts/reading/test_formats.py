@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,9 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from object_stores import running_store
-from prompt_stage import Prepare, chat, some_rows, texts, write
+from prompt_stage import Prepare, chat, read_file, some_rows, texts, write
 
 from eagle3.errors import InputError
+from eagle3.prompts import Prompt, plain_source
 from eagle3.prompts.reading.formats import BLANK, chunk_rows, cut
 from eagle3.prompts.reading.shapes import shape_of
 
@@ -80,15 +82,16 @@ def test_packed_files_are_read_like_plain_ones(prepare: Prepare, tmp_path: Path,
     assert [found[key] for key in ("rows", "sha256")] == [expected[key] for key in ("rows", "sha256")]
 
 
+def asked(path: Path) -> list[str]:
+    return [row.messages[0]["content"] for row in read_file(path) if isinstance(row, Prompt)]
+
+
 @pytest.mark.parametrize("start", ["[", "\n [", "\ufeff[", "\ufeff\r\n["])
-def test_a_json_array_is_read_plain_or_packed_whatever_its_first_bytes(
-    prepare: Prepare, tmp_path: Path, start: str
-) -> None:
+def test_a_json_array_is_read_plain_or_packed_whatever_its_first_bytes(tmp_path: Path, start: str) -> None:
     array = (start + json.dumps([chat("a"), chat("b")], indent=1)[1:]).encode()
     for name, content in {"a.json": array, "a.json.gz": gzip.compress(array), "a.JSON.zst": zstd(array)}.items():
         (tmp_path / name).write_bytes(content)
-        ledger = prepare(path=str(tmp_path / name), chunk_mb=0.00001)
-        assert (texts(prepare), ledger["rows"]) == (["a", "b"], 2), name
+        assert asked(tmp_path / name) == ["a", "b"] and len(read_file(tmp_path / name)) == 2, name
 
 
 TURNS = chat("a", "x")["messages"]
@@ -107,31 +110,63 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "json", "jsonl.gz"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_json_is_read_by_what_it_is_whatever_the_ending(
-    prepare: Prepare, tmp_path: Path, layout: str, ending: str
+EMPTY_ROW = {"license": "MIT", "messages": []}
+
+
+@pytest.mark.parametrize("key", ["data", "conversations"])
+def test_an_empty_row_at_the_beginning_of_an_array_hides_none_of_the_others(
+    prepare: Prepare, tmp_path: Path, key: str
 ) -> None:
-    content = LAYOUTS[layout].encode()
-    (tmp_path / f"a.{ending}").write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
-    prepare(path=str(tmp_path / f"a.{ending}"), license="MIT", chunk_mb=0.0001)
-    assert texts(prepare) == ["a", "b", "c"]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({key: [EMPTY_ROW, chat("a"), chat("b")], "count": 3}))
+    assert prepare(path=str(path))["rows"] == 3 and texts(prepare) == ["a", "b"]
+    path.write_text(json.dumps({key: [EMPTY_ROW, chat("a"), chat("b")], "faq": [{"question": "c", "license": "MIT"}]}))
+    with pytest.raises(InputError, match=rf"several arrays of rows \({key}, faq\); make a file of each"):
+        prepare(path=str(path))
 
 
 @pytest.mark.parametrize(
-    "content", [json.dumps(TURNS), json.dumps(chat("a", "x"), indent=1), json.dumps(chat("a", "x"))]
+    "table",
+    [
+        {"question": ["a", "b"], "answer": ["x", "y"], "id": [1, 2]},
+        {"prompt": ["a", "b"]},
+        {"question": {"0": "a", "1": "b"}, "answer": {"0": "x", "1": None}},
+    ],
 )
-def test_a_file_may_hold_one_conversation(prepare: Prepare, tmp_path: Path, content: str) -> None:
-    (tmp_path / "a.json").write_text(content)
-    prepare(path=str(tmp_path / "a.json"), license="MIT")
-    assert texts(prepare) == ["a"]
+def test_a_table_that_is_stored_by_columns_is_no_conversation(prepare: Prepare, tmp_path: Path, table: dict) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(table, indent=1))
+    with pytest.raises(InputError, match=r"is stored by columns \((question, answer|prompt).*\), not by rows; write"):
+        prepare(path=str(tmp_path / "a.json"), license="MIT")
 
 
-def test_what_an_object_says_next_to_its_array_holds_for_each_row(prepare: Prepare, tmp_path: Path) -> None:
+def test_an_array_with_turns_of_several_conversations_is_not_read_as_one(prepare: Prepare, tmp_path: Path) -> None:
+    turns = [turn | {"session_id": text} for text in "aab" for turn in chat(text, "x")["messages"]]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(turns))
+    with pytest.raises(InputError, match="one array with the turns of 2 conversations, by their session_id; write"):
+        prepare(path=str(path), license="MIT")
+    path.write_text(json.dumps(turns[:4]))
+    assert prepare(path=str(path), license="MIT")["prompts"] == 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_json_is_read_by_what_it_is_whatever_the_ending(tmp_path: Path, layout: str) -> None:
+    content = LAYOUTS[layout].encode()
+    for name, written in {"a.jsonl": content, "a.json": content, "a.jsonl.gz": gzip.compress(content)}.items():
+        (tmp_path / name).write_bytes(written)
+        assert asked(tmp_path / name) == ["a", "b", "c"], name
+
+
+def test_a_file_may_hold_one_conversation(tmp_path: Path) -> None:
+    for content in (json.dumps(TURNS), json.dumps(chat("a", "x"), indent=1), json.dumps(chat("a", "x"))):
+        (tmp_path / "a.json").write_text(content)
+        assert asked(tmp_path / "a.json") == ["a"]
+
+
+def test_what_an_object_says_next_to_its_array_holds_for_each_row(tmp_path: Path) -> None:
     wrapped = {"license": "GPL-3.0-only", "data": [{"prompt": "a"}, {"prompt": "b", "license": "MIT"}]}
     (tmp_path / "a.json").write_text(json.dumps(wrapped))
-    prepare(path=str(tmp_path / "a.json"), license="MIT")
-    assert texts(prepare) == ["b"]
+    assert [row.license for row in read_file(tmp_path / "a.json")] == ["GPL-3.0-only", "MIT"]
 
 
 @pytest.mark.parametrize(
@@ -146,22 +181,20 @@ def test_what_an_object_says_next_to_its_array_holds_for_each_row(prepare: Prepa
         ('{"prompt": "a"}\n{"prompt": "für"}\n'.encode("latin-1"), r"not UTF-8: its byte 29 is 0xfc"),
     ],
 )
-def test_a_file_that_cannot_be_read_says_where_and_what_to_do(
-    prepare: Prepare, tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_a_file_that_cannot_be_read_says_where_and_what_to_do(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(InputError, match=rf"a\.jsonl.*{message}"):
-        prepare(path=str(tmp_path / "a.jsonl"), license="MIT")
+        read_file(tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize("ending", PACK)
-def test_a_damaged_packed_file_is_named(prepare: Prepare, tmp_path: Path, ending: str) -> None:
+def test_a_damaged_packed_file_is_named(tmp_path: Path, ending: str) -> None:
     plain = "".join(json.dumps(chat(os.urandom(50).hex())) for _ in range(100)).encode()
     path = tmp_path / f"chats.jsonl.{ending}"
     packed = PACK[ending](plain)
     path.write_bytes(packed[: len(packed) // 2])
     with pytest.raises(InputError, match=rf"chats\.jsonl\.{ending} is damaged"):
-        prepare(path=str(path))
+        read_file(path)
 
 
 # Stores
@@ -174,10 +207,14 @@ def bucket() -> Iterator[str]:
         yield "s3://chats"
 
 
-def test_a_table_with_a_date_that_python_does_not_know_is_named(prepare: Prepare, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"prompt": ["a"], "id": pa.array([10**18], pa.timestamp("us"))}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"a\.parquet is damaged, .* cannot be read \(OverflowError\)"):
-        prepare(path=str(tmp_path / "a.parquet"), license="MIT")
+def test_a_date_that_python_does_not_know_is_named_in_a_column_that_is_read_and_costs_nothing_elsewhere(
+    tmp_path: Path,
+) -> None:
+    for column, message in (("id", r"a\.parquet is damaged, .* cannot be read \(OverflowError\)"), ("time", None)):
+        date = pa.array([10**18], pa.timestamp("us"))
+        pq.write_table(pa.table({"prompt": ["a"], column: date}), tmp_path / "a.parquet")
+        with pytest.raises(InputError, match=message) if message else nullcontext():
+            assert asked(tmp_path / "a.parquet") == ["a"]
 
 
 def test_files_and_dataset_folders_in_a_store_are_read_like_local_ones(
@@ -197,17 +234,14 @@ def test_files_and_dataset_folders_in_a_store_are_read_like_local_ones(
     (local / "lines" / "a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "chats.jsonl").read_bytes()))
     write(local / "chats.jsonl", rows)
     fsspec.filesystem("s3").put(f"{local}/", f"{bucket}/{prepare.root.name}/", recursive=True)
-    for path in ("chats.jsonl", "hub", "lines"):
-        ledger = prepare(path=f"{bucket}/{prepare.root.name}/{path}", name="same", chunk_mb=0.001, processes=2)
+    for path in ("hub", "lines", "chats.jsonl"):
+        settings = {"name": "same", "chunk_mb": 0.001, "processes": 2 if path == "hub" else 1}
+        ledger = prepare(path=f"{bucket}/{prepare.root.name}/{path}", **settings)
         assert (prepare.folder / "prompts.jsonl").read_bytes() == expected, path
         assert ledger["inputs"]["sources"][0]["files"][0][2], "no version of the file is known"
-
-
-def test_a_changed_file_in_a_store_makes_the_prompts_again(prepare: Prepare, bucket: str) -> None:
-    for text in ("a", "b"):
-        fsspec.filesystem("s3").pipe_file(f"{bucket}/changing.jsonl", json.dumps(chat(text)).encode())
-        prepare(path=f"{bucket}/changing.jsonl")
-        assert texts(prepare) == [text]
+    fsspec.filesystem("s3").pipe_file(f"{bucket}/{prepare.root.name}/chats.jsonl", json.dumps(chat("a")).encode())
+    prepare(path=f"{bucket}/{prepare.root.name}/chats.jsonl", **settings)  # changed
+    assert texts(prepare) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -220,13 +254,13 @@ def test_a_changed_file_in_a_store_makes_the_prompts_again(prepare: Prepare, buc
     ],
 )
 def test_what_is_not_in_the_store_and_a_store_without_its_package_are_named(
-    prepare: Prepare, bucket: str, path: str, message: str
+    bucket: str, path: str, message: str
 ) -> None:
     with pytest.raises(InputError, match=rf"prompts\.path={path} {message}"):
-        prepare(path=path)
+        plain_source("prompts", path, split="train")
 
 
-def test_a_file_on_a_web_server_that_sends_whole_files_only_is_read(prepare: Prepare, tmp_path: Path) -> None:
+def test_a_file_on_a_web_server_that_sends_whole_files_only_is_read(tmp_path: Path) -> None:
     class Handler(SimpleHTTPRequestHandler):
         def end_headers(self) -> None:
             self.send_header("Accept-Ranges", "none")
@@ -240,8 +274,8 @@ def test_a_file_on_a_web_server_that_sends_whole_files_only_is_read(prepare: Pre
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=tmp_path)) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/chats.jsonl"
-        prepare(path=url, chunk_mb=0.001)
-        found = prepare.prompts()
+        found = read_file(url)
         server.shutdown()
-    prepare(rows)
-    assert prepare.prompts() == found
+    here = read_file(tmp_path / "chats.jsonl")
+    assert len(found) == len(here) > 30
+    assert [row for row in found if isinstance(row, Prompt)] == [row for row in here if isinstance(row, Prompt)]

@@ -1,7 +1,9 @@
 """Conversations that a template has already rendered are refused, in any column; questions about them are not."""
 
+from itertools import product
+
 import pytest
-from prompt_stage import Prepare, chat, messages_of, reasons, users
+from prompt_stage import chat, messages_of, users
 from stores import ASSETS
 from transformers import AutoTokenizer
 
@@ -21,10 +23,9 @@ TEMPLATES = sorted((ASSETS / "templates").glob("*.jinja"))
 RAIN = [*users("Why is rain wet?"), {"role": "assistant", "content": "It is water."}, *users("Why?")]
 
 
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
-def test_what_a_template_renders_is_recognised(template) -> None:
+def test_what_a_template_renders_is_recognised() -> None:
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny")
-    for turns in (RAIN[:1], RAIN[:2], RAIN):
+    for template, turns in product(TEMPLATES, (RAIN[:1], RAIN[:2], RAIN)):
         tokens = {"bos_token": "<s>", "eos_token": "</s>"}
         asks = turns[-1]["role"] == "user"
         text = tokenizer.apply_chat_template(
@@ -33,9 +34,9 @@ def test_what_a_template_renders_is_recognised(template) -> None:
         assert is_rendered(text, is_document=False), text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+@pytest.mark.parametrize("column", ["prompt", "input", "query", "text", "messages"])
+def test_a_rendered_conversation_is_refused_whatever_its_column(column: str) -> None:
+    for text in [
         "<|user|>\nWhy?</s>\n<|assistant|>\nSo.</s>",
         "<|system|>\nBe brief.<|end|>\n<|user|>\nWhy?<|end|>\n<|assistant|>\n",
         "<|im_system|>system<|im_middle|>Be brief.<|im_end|><|im_user|>user<|im_middle|>Why?<|im_end|>",
@@ -56,17 +57,13 @@ def test_what_a_template_renders_is_recognised(template) -> None:
         "Below is an instruction.\n\n### Instruction:\nWhy?\n\n### Response:",
         "### User:\nWhy?\n\n### Assistant:\nSo.",
         "<|im_start|>user\nSee ```print(1)``` and explain.<|im_end|>\n<|im_start|>assistant\n",
-    ],
-)
-@pytest.mark.parametrize("column", ["prompt", "input", "query", "text", "messages"])
-def test_a_rendered_conversation_is_refused_whatever_its_column(column: str, text: str) -> None:
-    with pytest.raises(Refused, match=RENDERED):
-        messages_of({column: users(text) if column == "messages" else text}, keep_answers=False)
+    ]:
+        with pytest.raises(Refused, match=RENDERED):
+            messages_of({column: users(text) if column == "messages" else text}, keep_answers=False)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_question_about_markers_stays_a_prompt() -> None:
+    for text in [
         "What does <|im_start|> do in ChatML?",
         "Is `<|im_start|>user\nhi<|im_end|>` right?",
         "Explain this:\n```\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n```",
@@ -77,15 +74,13 @@ def test_a_rendered_conversation_is_refused_whatever_its_column(column: str, tex
         "The fields are\nuser\npassword\nWho is the\nassistant\nthere?",
         "The header of my report is\n### Response:\nWhat else?",
         "Why is it called <s>old</s> here?",
-    ],
-)
-def test_a_question_about_markers_stays_a_prompt(text: str) -> None:
-    assert messages_of({"prompt": text}, keep_answers=False) == users(text)
+    ]:
+        assert messages_of({"prompt": text}, keep_answers=False) == users(text)
 
 
-def test_an_answer_may_hold_markers(prepare: Prepare) -> None:
-    prepare([chat("Show me ChatML.", "<|im_start|>user\nHi<|im_end|>")], keep_answers=True)
-    assert reasons(prepare) == []
+def test_an_answer_may_hold_markers() -> None:
+    row = chat("Show me ChatML.", "<|im_start|>user\nHi<|im_end|>")
+    assert messages_of(row, keep_answers=True) == row["messages"]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """What a row brings along with its conversation: the variables that its chat template is given."""
 
-import pytest
 from prompt_stage import Prepare, chat, reasons
 
 OTHERS = "chat_template_kwargs other than texts, numbers, true and false by name"
 
 
-@pytest.mark.parametrize(
-    ("row", "kept"),
-    [
+def test_the_variables_of_a_template_stay_with_their_row(prepare: Prepare) -> None:
+    cases: list[tuple[dict, dict | None]] = [
         ({"chat_template_kwargs": {"enable_thinking": False, "budget": 3, "unset": None}},
          {"enable_thinking": False, "budget": 3}),
         ({"chat_template_kwargs": '{"enable_thinking": true}'}, {"enable_thinking": True}),
@@ -17,27 +15,22 @@ OTHERS = "chat_template_kwargs other than texts, numbers, true and false by name
         ({"enable_thinking": False}, {"enable_thinking": False}),
         ({"chat_template_kwargs": {"enable_thinking": None}}, None),
         ({"chat_template_kwargs": {"persona": "ask 93.184.216.34 for it"}}, {"persona": "ask <IP_ADDRESS> for it"}),
-    ],
-)  # fmt: skip
-def test_the_variables_of_a_template_stay_with_their_row(prepare: Prepare, row: dict, kept: dict | None) -> None:
-    prepare([chat("a", **row)])
-    assert prepare.prompts()[0].get("chat_template_kwargs") == kept
+    ]  # fmt: skip
+    prepare([chat(f"question {number}", **row) for number, (row, _) in enumerate(cases)])
+    assert [prompt.get("chat_template_kwargs") for prompt in prepare.prompts()] == [kept for _, kept in cases]
 
 
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
+def test_what_cannot_be_a_variable_of_a_template_is_refused(prepare: Prepare) -> None:
+    cases: list[tuple[object, str]] = [
         ({"documents_of": [1]}, OTHERS),
         ({"a-b": 1}, OTHERS),
         ({"limit": float("inf")}, OTHERS),
         ([True], OTHERS),
         ({"tokenize": True}, "chat_template_kwargs with tokenize, which is no variable of a template"),
         ({"persona": "ask anna.berg@web.de"}, "personal data: EMAIL_ADDRESS"),
-    ],
-)
-def test_what_cannot_be_a_variable_of_a_template_is_refused(prepare: Prepare, given: object, reason: str) -> None:
-    prepare([chat("a"), chat("b", chat_template_kwargs=given)])
-    assert reasons(prepare) == [reason]
+    ]
+    prepare([chat("a"), *(chat("b", chat_template_kwargs=given) for given, _ in cases)])
+    assert reasons(prepare) == [reason for _, reason in cases]
 
 
 def test_the_variables_count_in_an_id_that_is_made_from_the_content(prepare: Prepare) -> None:

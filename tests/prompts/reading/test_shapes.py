@@ -66,6 +66,10 @@ SYSTEM = {"role": "system", "content": "Be brief."}
             {"conversation": [{"speaker": "Customer", "text": "help"}, {"speaker": "Agent", "text": "ok"}]},
         ("user: text",): {"messages": json.dumps(users("text"))},
         ("user: body",): {"body": json.dumps({"messages": users("body")})},
+        ("system: Be brief.", "user: in", "assistant: out"):
+            {"input": json.dumps([SYSTEM, *users("in")]), "output": "out"},
+        ("user: [1, 2] or [{}]?",): {"prompt": "[1, 2] or [{}]?"},
+        ('user: [{"a": 1}]',): {"prompt": '[{"a": 1}]'},
         ("user: a",): {"messages": [], "prompt": "a", "tools": "[]"},
     }.items(),
 )  # fmt: skip
@@ -90,6 +94,17 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tup
         ({"input_ids": [1, 2, 3]}, "no column of messages or prompts"),
         ({"role": "assistant", "text": "b"}, "one turn of a conversation"),
         ({"role": "prompter", "text": "b", "parent_id": "1"}, "one turn of a conversation"),
+        ({"role": "user", "text": "b", "conversation_id": "1", "turn": 2}, "one turn of a conversation"),
+        ({"type": "message", "user": "U1", "text": "b", "parent_user_id": "U2"}, "one turn of a conversation"),
+        ({"prompt": str(users("a"))}, "turns as Python writes them, not JSON: write the column with json.dumps"),
+        (
+            {"input": {"messages": users("a"), "tools": [{"name": "f"}]}},
+            "input holds an object around turns: name it, e.g. '+prompts.fields.messages=input.messages'",
+        ),
+        (
+            {"prompt": json.dumps({"messages": users("a")})},
+            "prompt holds an object around turns: name it, e.g. '+prompts.fields.messages=prompt.messages'",
+        ),
         ({"text": "### Human: a\n### Assistant: b"}, "text with the turns of a rendered conversation"),
         ({"text": "A talk.\n### Human: a"}, "text with the turns of a rendered conversation"),
         ({"text": "\n\nHuman: a\nb\n\nAssistant: c"}, "text with the turns of a rendered conversation"),
@@ -98,6 +113,7 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tup
         ({"prompt": "a", "history": [["b", "c"]]}, "row with history"),
         ({"system": "x", "messages": [SYSTEM, *users("a")]}, "another system prompt in a column than in the turns"),
         ({"messages": "a"}, "messages is not a list"),
+        ({"question": b"a"}, "question is neither text nor a list"),
         ({"messages": ["a"]}, "messages holds something other than turns"),
         ({"turns": [["a"]]}, "turns holds something other than turns"),
         ({"messages": []}, "no user turn"),
@@ -161,13 +177,17 @@ def test_what_stands_next_to_the_known_names_is_counted(prepare: Prepare) -> Non
     rows = [
         {"messages": [{**users("a")[0], "name": "Ann"}], "mood": "calm", "metadata": {"mood": "x", "source": "s"}},
         {"messages": users("b"), "prompt": "b", "score": 3, "history": [], "license": "MIT"},
-        {"instruction": "c", "text": "all of c", "chosen": "x", "mood": None, "license": "MIT"},
+        {"instruction": "c", "input": "web", "text": "all of c", "chosen": "x", "mood": None, "license": "MIT"},
         {"messages": [*users("d"), {"role": "assistant", "content": "x", "weight": 0.5}, *users("e")], "mood": "odd"},
     ]
     ledger = prepare([{"license": "MIT", **row} for row in rows])
     unread = {"mood": 2, "chosen": 1, "metadata.mood": 1, "score": 1, "text": 1}
     expected = {f"column not read: {name}": count for name, count in unread.items()}
-    assert ledger["sources"]["chats"]["found"]["reading"] == {**expected, "key of turns not read: name": 1}
+    assert ledger["sources"]["chats"]["found"]["reading"] == {
+        **expected,
+        "key of turns not read: name": 1,
+        "added to the question: input": 1,
+    }
     assert "| chats | column not read: mood | 2 |" in (prepare.folder / "report.md").read_text()
 
 
@@ -200,23 +220,19 @@ def test_each_source_has_columns_of_its_own_and_a_table_is_read_by_them(prepare:
     assert texts(prepare) == ["a", "b"] and [found["source"] for found in prepare.prompts()] == ["forum", "b"]
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"LICENSE": "MIT"}, None),
-        ({"licenses": ["MIT", "Apache-2.0"]}, None),
-        ({"metadata": {"license": "MIT"}}, None),
-        ({"metadata": '{"License": "MIT"}'}, None),
+def test_licences_and_origins_are_read_under_the_names_that_people_give_them(prepare: Prepare) -> None:
+    cases: list[tuple[dict, str]] = [
+        ({"LICENSE": "MIT"}, ""),
+        ({"licenses": ["MIT", "Apache-2.0"]}, ""),
+        ({"metadata": {"license": "MIT"}}, ""),
+        ({"metadata": '{"License": "MIT"}'}, ""),
         ({"license": "MIT", "metadata": {"license": "GPL-3.0-only"}}, "license not allowed: MIT AND GPL-3.0-only"),
         ({"license": "MIT", "dataset": "ShareGPT"}, "source forbidden: ShareGPT"),
         ({"license": "MIT", "Model": "gpt-4o"}, "source forbidden: output of OpenAI"),
         ({"license": "MIT", "models": ["mistral", "claude-3-opus"]}, "source forbidden: output of Claude"),
         ({"license": "MIT", "metadata": {"source": "WildChat"}}, "source forbidden: WildChat"),
-    ],
-)
-def test_licences_and_origins_are_read_under_the_names_that_people_give_them(
-    prepare: Prepare, row: dict, reason: str | None
-) -> None:
-    prepare([chat("a"), {"prompt": "b", **row}])
-    assert (reason is None and not reasons(prepare)) or reasons(prepare)[0].startswith(str(reason))
+    ]
+    prepare([{"prompt": str(number), **row} for number, (row, _) in enumerate(cases)])
+    for found, expected in zip(reasons(prepare), [reason for _, reason in cases if reason], strict=True):
+        assert found.startswith(expected)
     assert all(set(prompt) == {"id", "source", "license", "messages"} for prompt in prepare.prompts())

@@ -1,7 +1,6 @@
 """Rows with calls of tools and their results: the results stay with the prompt, and the calls to compare with."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +83,12 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_usual_layout_of_calls_and_results_is_read(name: str) -> None:
-    messages, notes = read(LAYOUTS[name])
-    named = {"name": "look_up"} if name == "OpenAI's first" else {}
-    assert messages == [*users("a"), calls(ARGUMENTS), result("7", tool_call_id="call00000", **named)]
-    assert notes == [KEPT]
+def test_a_usual_layout_of_calls_and_results_is_read() -> None:
+    for name, layout in LAYOUTS.items():
+        messages, notes = read(layout)
+        named = {"name": "look_up"} if name == "OpenAI's first" else {}
+        assert messages == [*users("a"), calls(ARGUMENTS), result("7", tool_call_id="call00000", **named)], name
+        assert notes == [KEPT], name
 
 
 PARALLEL = {
@@ -112,12 +111,12 @@ PARALLEL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PARALLEL)
-def test_several_calls_at_a_time_each_have_their_result(name: str) -> None:
-    messages, _ = read(PARALLEL[name])
-    assert messages[:2] == [*users("a"), calls({"n": 1}, {"n": 2})]
-    results = {each["tool_call_id"]: each["content"] for each in messages[2:]}
-    assert results == {"call00000": "1", "call00001": "2"}
+def test_several_calls_at_a_time_each_have_their_result() -> None:
+    for name, layout in PARALLEL.items():
+        messages, _ = read(layout)
+        assert messages[:2] == [*users("a"), calls({"n": 1}, {"n": 2})], name
+        results = {each["tool_call_id"]: each["content"] for each in messages[2:]}
+        assert results == {"call00000": "1", "call00001": "2"}, name
 
 
 def test_answers_and_what_follows_the_last_result_or_question_are_left_out() -> None:
@@ -169,7 +168,7 @@ def test_tool_turns_are_refused_unless_tools_are_kept_and_the_report_counts_both
     assert reasons(prepare) == ["tool turn"]
     with pytest.raises(InputError, match=r"tool turn: 1.*prompts\.tools=keep"):
         prepare(rows[:1])
-    prepare([LAYOUTS["OpenAI"], LAYOUTS["Responses API"] | {"tools": None}], tools="keep", duplicates={"near": False})
+    prepare([LAYOUTS["OpenAI"], LAYOUTS["Responses API"] | {"tools": None}], tools="keep")
     report = (prepare.folder / "report.md").read_text()
     assert f"| {KEPT} | 1 |" in report and f"| {LEFT_OUT}: {NO_TOOLS} | 1 |" in report
 
@@ -177,42 +176,25 @@ def test_tool_turns_are_refused_unless_tools_are_kept_and_the_report_counts_both
 def test_prompts_with_tool_turns_are_read_again_as_they_are(prepare: Prepare, tmp_path: Path) -> None:
     rows = [{**LAYOUTS["ShareGPT"], "license": "MIT"}, {**PARALLEL["ids"], "id": 7}]
     rows += [row(*BEFORE, assistant("Eight."), *users("c"))]
-    prepare(rows, tools="keep", duplicates={"near": False})
+    prepare(rows, tools="keep")
     again = Prepare(tmp_path / "again")
-    again(prepare.prompts(), tools="keep", duplicates={"near": False})
+    again(prepare.prompts(), tools="keep")
     assert again.prompts() == prepare.prompts() and len(again.prompts()) == 3
     *_, last = again.prompts()
     assert last["each_answered"] is True  # "b" had an answer of its own
 
 
-Change = Callable[[dict], None]
-
-
-def other_result(row: dict) -> None:
-    row["messages"][2]["content"] = "8"
-
-
-def other_call(row: dict) -> None:
-    row["messages"][1]["tool_calls"][0]["function"]["arguments"] = '{"topic": "b"}'
-
-
-def other_tool(row: dict) -> None:
-    row["tools"][0]["description"] = "Looks down."
-
-
-def other_answer(row: dict) -> None:
-    row["messages"][3]["content"] = "8"
-
-
-@pytest.mark.parametrize(("change", "kept"), [(other_result, 2), (other_call, 2), (other_tool, 2), (other_answer, 1)])
-def test_tools_calls_and_results_are_compared_for_duplicates(prepare: Prepare, change: Change, kept: int) -> None:
-    other = json.loads(json.dumps(LAYOUTS["OpenAI"]))
-    change(other)
-    assert prepare([LAYOUTS["OpenAI"], other], tools="keep", duplicates={"near": False})["prompts"] == kept
+def test_tools_calls_and_results_are_compared_for_duplicates(prepare: Prepare) -> None:
+    same, result, called, tool, answer = (json.loads(json.dumps(LAYOUTS["OpenAI"])) for _ in range(5))
+    result["messages"][2]["content"] = "8"
+    called["messages"][1]["tool_calls"][0]["function"]["arguments"] = '{"topic": "b"}'
+    tool["tools"][0]["description"] = "Looks down."
+    answer["messages"][3]["content"] = "8"
+    others = [same, result, called, tool]
+    assert prepare([*others, answer], tools="keep")["prompts"] == len(others)
     known = Prepare(prepare.root / "known")
-    with_known = {"tools": "keep", "duplicates": {"near": False, "known": [str(prepare.out_dir)]}}
     with pytest.raises(InputError, match="every prompt repeats one"):
-        known([LAYOUTS["OpenAI"], other][:kept], **with_known)
+        known(others, tools="keep", duplicates={"known": [str(prepare.out_dir)]})
 
 
 SECRET = "anna.berg@web.de"

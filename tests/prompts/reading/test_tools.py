@@ -20,19 +20,11 @@ def read(row: dict):
     return tools_of(KEEPING.read(row))
 
 
-@pytest.mark.parametrize(
-    ("row", "tools"),
-    [
-        ({"tools": TOOLS}, TOOLS),
-        ({"tools": json.dumps(TOOLS)}, TOOLS),
-        ({"functions": [FUNCTION]}, TOOLS),
-        ({"tools": [{"type": "function", **FUNCTION}]}, TOOLS),
-        ({"body": {"tools": TOOLS}}, TOOLS),
-        *(({"tools": nothing}, None) for nothing in ([], "[]", None)),
-    ],
-)
-def test_the_usual_forms_of_tools_become_one(row: dict, tools: list | None) -> None:
-    assert read({"messages": users("a"), **row}) == tools
+def test_the_usual_forms_of_tools_become_one() -> None:
+    forms = ({"tools": TOOLS}, {"tools": json.dumps(TOOLS)}, {"functions": [FUNCTION]}, {"body": {"tools": TOOLS}},
+             {"tools": [{"type": "function", **FUNCTION}]})  # fmt: skip
+    assert [read({"messages": users("a"), **row}) for row in forms] == [TOOLS] * len(forms)
+    assert {read({"messages": users("a"), "tools": nothing}) for nothing in ([], "[]", None)} == {None}
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from stores import CONF
 from eagle3.errors import InputError
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.prompts.traffic.grid import measure
-from eagle3.prompts.traffic.mix import TrafficMix
-from eagle3.prompts.traffic.raking import Margin, rake, whole_counts
+from eagle3.prompts.traffic.mix import Margin, TrafficMix, rake, whole_counts
 
 DEFAULTS = OmegaConf.to_container(OmegaConf.load(CONF / "prompts/traffic/production.yaml"))
 PLAIN = {"turns": 1, "characters": 0, "code_share": 0.0, "language": "en", "tools": "without",
@@ -61,10 +60,6 @@ def rows(**columns: list) -> list[Measured]:
     return [PLAIN | dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-POOL = traffic(30_000, 1, turns=0.6, length=5.5, code=0.2, english=0.8, tools=0.1)
-PRODUCTION = traffic(2_000, 2, turns=0.75, length=6.2, code=0.4, english=0.5, tools=0.3)
-
-
 # What is measured
 
 
@@ -89,7 +84,9 @@ def test_a_prompt_is_measured_without_its_answers(messages, measured):
 
 
 def test_a_skewed_pool_comes_within_two_percent_of_a_production_sample():
-    kept, report = drawn(mix(sample="x", size=1_500), POOL, PRODUCTION)
+    pool = traffic(30_000, 1, turns=0.6, length=5.5, code=0.2, english=0.8, tools=0.1)
+    production = traffic(2_000, 2, turns=0.75, length=6.2, code=0.4, english=0.5, tools=0.3)
+    kept, report = drawn(mix(sample="x", size=1_500), pool, production)
     assert max(feature["distance_before"] for feature in report["features"].values()) > 0.25
     assert 1_490 < len(kept) == report["kept"] <= 1_500  # a few prompts of the sample have no like in the pool
     assert max(feature["distance_after"] for feature in report["features"].values()) < 0.02

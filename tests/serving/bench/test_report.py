@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from fitted_head import LAYERS, NEW_TOKENS, TREE, small_target
-from small_servers import FACTS, SETS, small_head
+from fitted_head import LAYERS, TREE, small_target
+from small_servers import FACTS, NEW_TOKENS, SETS, small_head
 
 from eagle3.decoding.speculate import Speculator
 from eagle3.engine.timed import ServedAnswer

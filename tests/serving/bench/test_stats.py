@@ -7,20 +7,15 @@ import numpy as np
 import pytest
 
 from eagle3.engine.timed import ServedAnswer
-from eagle3.serving.bench.loads import MeasuredLoad
 from eagle3.serving.bench.stats import (
     Interval,
     SpeedUp,
-    acceptance_per_depth,
-    by_set,
     compare,
-    gather_cells,
     mean_ratio,
     stops_paying,
     summarise,
 )
 from eagle3.serving.server.load import Agreement, LoadResult
-from eagle3.settings.serving import Side
 
 T_975 = {1: 12.7062, 2: 4.30265, 4: 2.77645}  # Student's t, by degrees of freedom: any printed table
 CUT = ServedAnswer(error="cut")
@@ -42,14 +37,6 @@ def load(*answers: ServedAnswer, seconds: float = 2.0) -> LoadResult:
     return LoadResult(
         list(answers), 2 * seconds, seconds, sum(each.output_tokens for each in answers), cache_flushed=True
     )
-
-
-def test_acceptance_per_depth_is_the_share_of_rounds_that_went_so_deep() -> None:
-    rounds = [0, 1, 1, 3, 0, 2]  # drafts accepted by each verification
-    histograms = [[1, 2, 0, 1], [1, 0, 1], []]  # the same, by answer
-    expected = [sum(accepted >= depth for accepted in rounds) / len(rounds) for depth in (1, 2, 3)]
-    assert acceptance_per_depth(histograms) == pytest.approx(expected)
-    assert acceptance_per_depth([]) == [] == acceptance_per_depth([[]])
 
 
 def test_repeats_are_added_up_and_failed_requests_count_nowhere_else() -> None:
@@ -113,16 +100,3 @@ def test_speculation_stops_paying_where_the_interval_is_not_wholly_above_one(
     speed_ups: dict[int, Interval], end: int | None
 ) -> None:
     assert stops_paying(speed_ups) == end
-
-
-def test_measurements_are_gathered_by_prompt_set_and_concurrency() -> None:
-    def measured(side: Side, prompt_set: str, concurrency: int, tpot_s: float) -> MeasuredLoad:
-        return MeasuredLoad(side, prompt_set, concurrency, 0, load(answer(tpot_s)))
-
-    plain = [measured("plain", *where, 0.2) for where in (("code", 1), ("chat", 8), ("chat", 1))]
-    sets = by_set(gather_cells([*plain, measured("head", "chat", 8, 0.1)]))
-    found = {name: [cell.concurrency for cell in of_set] for name, of_set in sets.items()}
-    assert found == {"chat": [1, 8], "code": [1]} and [*found] == ["chat", "code"]
-    assert sets["chat"][0].speed_ups == {}
-    times = sets["chat"][1].speed_ups["head"].tpot
-    assert times is not None and times.value == pytest.approx(2.0)

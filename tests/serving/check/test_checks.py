@@ -108,7 +108,6 @@ def test_ids_that_another_trainer_wrote_once_are_named_in_both_readings(
     [
         ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, 8192),  # SGLang's Llama computes it otherwise
         ({"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}, 4096),  # the head's own factor lengthens that
-        ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 2048}, 4096),
         ({"rope_type": "default", "rope_theta": 1e4}, 4096),
     ],
     ids=lambda value: value["rope_type"] if isinstance(value, dict) else "",
@@ -124,7 +123,7 @@ def test_a_head_covers_the_context_that_sglang_derives_for_its_target(
     assert levels(findings_of(head, scaled)) == {}
     head.config["max_position_embeddings"] = length // 2
     found = errors(findings_of(head, scaled))["context"]
-    assert f"is less than the target's {8192 if rope['rope_type'] in ('dynamic', 'linear') else 4096}" in found
+    assert f"is less than the target's {8192 if 'factor' in rope else 4096}" in found
     assert f"set it to {length}" in found
 
 
@@ -212,7 +211,6 @@ ROPE = {"rope_type": "default", "rope_theta": 5e5}
 AGAIN = "get the trainer's files again, or export again"
 # What is planted, the check that finds it, at which level, what it says, and the fix that it names.
 FAULTS: list[tuple[Change, str, str, str, str]] = [
-    (rename("norm.weight", "decoder.norm.weight"), "tensors", "error", "norm.weight is missing: SGLang would", AGAIN),
     (
         rename("norm.weight", "decoder.norm.weight"), "tensors", "error",
         "decoder.norm.weight is unknown: SGLang silently drops it", "rename it to norm.weight",
@@ -227,7 +225,6 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
         lambda head: head.tensors["lm_head.weight"][7].fill_(torch.nan), "tensors", "error",
         "lm_head.weight holds 192 non-finite values", AGAIN,
     ),
-    (setting(fc_norm=True), "tensors", "error", "fc_norm.0.weight is missing", AGAIN),
     (added("fc_norm.0.weight", 192), "tensors", "error", "fc_norm.0.weight is unknown", "set fc_norm=true"),
     (
         added("midlayer.self_attn.q_proj.bias", 192), "tensors", "error", "q_proj.bias is unknown: SGLang silently",
@@ -241,14 +238,11 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
     (absolute_ids, "d2t", "error", "d2t holds target ids", "store d2t - arange(len(d2t))"),
     (offset(1, 9), "d2t", "error", "gives 1 of 64 draft ids a token that another has", AGAIN),
     (offset(63, 4033), "d2t", "error", "to 4096, outside 0 to 4095", AGAIN),
-    (offset(0, -1), "d2t", "error", "from -1 to", AGAIN),
     (without("d2t"), "d2t", "error", "d2t is missing: SGLang takes the 64 draft ids for target ids", AGAIN),
     (lambda head: head.tensors.update(d2t=head.tensors["d2t"].float()), "d2t", "error", "instead of int64", AGAIN),
     (lambda head: head.tensors["t2d"].__setitem__(10, False), "t2d", "error", "does not mark the 64 tokens", AGAIN),
     (lambda head: head.tensors.update(t2d=head.tensors["t2d"].int()), "t2d", "error", "instead of bool (4096,)", AGAIN),
-    (unset("draft_vocab_size"), "draft_vocab_size", "error", "is missing: SGLang stops", "set it to 64"),
     (setting(draft_vocab_size=None), "draft_vocab_size", "error", "with the target's lm_head", "set it to 64"),
-    (setting(draft_vocab_size=5000), "tensors", "error", "config.json makes it (5000, 192)", "correct config.json"),
     (
         layer_ids([2, 4, 5]), "layer_ids", "error", "[1, 3, 4] (those are the inputs of layers",
         f"set {LAYER_KEY} to [1, 3, 4] and {TOP} to [2, 4, 5]",
@@ -257,7 +251,6 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
     (recorded_layers([2, 4, 6], layer_ids(None)), "layer_ids", "error", "missing, and the layer ids", "[1, 3, 5]"),
     (layer_ids([4, 3, 1]), "layer_ids", "error", "[4, 3, 1] do not ascend", f"set {LAYER_KEY} to [1, 3, 4]"),
     (layer_ids([1, 3, 7]), "layer_ids", "error", "different ones from 0 to 6 of the target's 8 layers", "those of the"),
-    (layer_ids([]), "layer_ids", "error", "layer ids [] are not 3 different ones", "to those of the training"),
     (layer_ids(None), "layer_ids", "warning", "names no layers: SGLang takes its default", f"{TOP} to [2, 4, 5]"),
     (
         at_top_level([2, 4, 5]), "layer_ids", "warning", "at the top level, which SGLang does not read",
@@ -276,26 +269,19 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
     (foreign(setting(dtype="float32")), "dtype", "error", "SGLang runs the head in float16", "set it to bfloat16, or"),
     (in_float32, "dtype", "warning", "tensors are bfloat16, float32: SGLang rounds them", "store them so"),
     (setting(hidden_size=256), "model", "error", "hidden_size=256, this target has 192: it is a head of", "give"),
-    (setting(vocab_size=5000), "model", "error", "vocab_size=5000, this target has 4096", "give the target"),
     (setting(intermediate_size=None), "model", "error", "config.json has a size that is null", "state it"),
     (setting(num_attention_heads=5), "model", "error", "num_heads=5 does not divide", "pick a divisor"),
-    (lambda head: head.tensors.update(d2t=torch.zeros(0).long()), "d2t", "error", "instead of int64 (64,)", AGAIN),
     (unset("rms_norm_eps"), "model", "error", "config.json lacks 'rms_norm_eps'", "add it"),
     (setting(architectures=["LlamaForCausalLM"]), "model", "error", "build another", "['LlamaForCausalLMEagle3']"),
     (setting(model_type="qwen3"), "model", "error", "model_type=qwen3", "set it to llama"),
     (setting(tie_word_embeddings=True), "model", "error", "SGLang drafts with the target's", "set it false"),
     (setting(hidden_act="gelu"), "model", "error", "hidden_act=gelu: SGLang supports only silu", "set it"),
     (setting(num_hidden_layers=2), "model", "error", "num_hidden_layers of config.json", "choose another head"),
-    (setting(norm_before_fc=True), "tensors", "error", "input_norm.weight is missing", AGAIN),
     (setting(norm_before_fc=True), "options", "warning", "from 0.5.17 on, older versions drop", "with vLLM"),
     (setting(norm_before_fc=True, fc_norm=True), "model", "error", "norm_before_fc with fc_norm", "choose another"),
-    (added("input_norm.weight", 576), "tensors", "error", "input_norm.weight is unknown", "set norm_before_fc=true"),
-    (setting(target_hidden_size=256), "model", "error", "target_hidden_size of config.json", "choose another head"),
-    (setting(quantization_config={"bits": 4}), "model", "error", "quantization_config of config.json", "another head"),
     (setting(target_hidden_size=None), "options", "error", "null: SGLang multiplies by it", "remove the key"),
     (setting(norm_before_residual=True), "options", "error", "SGLang does not read it", "or serve it with vLLM"),
     (setting(partial_rotary_factor=0.5), "options", "error", "partial_rotary_factor=0.5: SGLang rotates", "remove the"),
-    (setting(rope_is_neox_style=False), "options", "error", "rope_is_neox_style=False: SGLang rotates", "remove the"),
     (setting(mlp_bias=True), "options", "error", "mlp_bias=true: of biases SGLang keeps o_proj's", "train without"),
     (
         lambda head: head.training["origin"]["target"].update(weights_hash="other"), "target", "error",

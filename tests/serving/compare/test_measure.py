@@ -3,8 +3,8 @@
 from dataclasses import asdict, replace
 
 import pytest
-from exported_head import tiny_target
 from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target, stopping_at
+from serving_fixtures import serve_run
 
 from eagle3.decoding.speculate import Speculator, plain_greedy
 from eagle3.serving.compare.measure import answers_at, measure_head
@@ -12,12 +12,11 @@ from eagle3.settings.serving import CompareSettings
 from eagle3.settings.types import validated
 
 SHAPES = [
-    {"steps": 3, "topk": 1, "draft_tokens": None},
-    {"steps": 7, "topk": 1, "draft_tokens": None},
+    {"steps": 5, "topk": 1, "draft_tokens": None},
     {"steps": 3, "topk": 3, "draft_tokens": 9},
 ]
 # Ragged, and not sorted; two of them alike, whose samples must differ all the same.
-PROMPTS = [PROMPT, PROMPT[9:], PROMPT * 2, PROMPT[:1], PROMPT[4:], PROMPT]
+PROMPTS = [PROMPT, PROMPT[9:], PROMPT * 2, PROMPT]
 SEED = 5
 SPANS = {"all": range(999), "below 14": range(14), "14 to 29": range(14, 30), "30 and more": range(30, 999)}
 SETTINGS = validated(
@@ -36,7 +35,8 @@ SETTINGS = validated(
 def require_same(target, head, settings, max_new_tokens):
     """Require the same counts as from decoding prompt by prompt, and return what was measured."""
     speculator = Speculator(target, head, LAYERS)
-    answers = answers_at(target, PROMPTS, settings, max_new_tokens=max_new_tokens, seed=SEED)
+    run = replace(serve_run("compare"), compare=settings, max_new_tokens=max_new_tokens, seed=SEED)
+    answers = answers_at(target, PROMPTS, run)
     measured = measure_head(speculator, answers, range(len(PROMPTS)), settings, "head")
     assert len(measured) == len(SHAPES) * 2
     for way, found in measured.items():
@@ -59,7 +59,7 @@ def require_same(target, head, settings, max_new_tokens):
     return measured
 
 
-@pytest.mark.parametrize(("stops", "window"), [(False, None), (True, None), (False, 6)])
+@pytest.mark.parametrize(("stops", "window"), [(True, None), (False, 6)])
 def test_a_fitted_head_gains_the_same_on_every_prompt(stops, window):
     target = small_target()
     if stops:  # tokens that it says early to some of the prompts and late to others
@@ -71,10 +71,3 @@ def test_a_fitted_head_gains_the_same_on_every_prompt(stops, window):
     assert 0 < some.gains.accepted.sum() < 3 * some.gains.verifications.sum()
     behind = sum((found["all"].gains.accepted - found["all"].kept.accepted).sum() for found in measured.values())
     assert (behind > 0) == stops
-
-
-@pytest.mark.shapes
-@pytest.mark.slow
-def test_a_head_gains_the_same_in_float32_on_the_bundled_target():
-    measured = require_same(tiny_target(), fitted_head(tiny_target(), PROMPT), SETTINGS, NEW_TOKENS // 2)
-    assert sum(found["all"].gains.accepted.sum() for found in measured.values()) > 0

@@ -9,6 +9,7 @@ import pytest
 import torch
 from exported_head import IDS, Editable, export_head, random_head, tiny_facts, tiny_target
 from fitted_head import CHAIN, LAYERS, PROMPT, TREE, fitted_head, stopping_at
+from serving_fixtures import serve_run
 
 from eagle3.decoding.paired import Estimate
 from eagle3.decoding.speculate import Speculator
@@ -16,7 +17,7 @@ from eagle3.errors import InputError
 from eagle3.head_files.format import save_head
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import head_folders, require_comparable
-from eagle3.serving.compare.run import compare, names
+from eagle3.serving.compare.run import compare
 from eagle3.settings.serving import CompareSettings
 from eagle3.settings.types import validated
 from eagle3.storage.records import read_sealed_json
@@ -31,6 +32,11 @@ def settings(**changes):
     samplings = [{"temperature": 0.0}, {"temperature": 1.0}]
     given = {"shapes": shapes, "samplings": samplings, "batch_size": 4, "batch_tokens": 4096}
     return validated(CompareSettings, given | {"positions": None, "draft_window": None} | changes)
+
+
+@pytest.fixture(scope="module")
+def composed():
+    return serve_run("compare", "max_new_tokens=16", "seed=1")
 
 
 @pytest.fixture(scope="module")
@@ -52,18 +58,21 @@ def folders(fitted, tmp_path: Path) -> list[Path]:
     return made
 
 
-def run(folders, tmp_path, target=None, **changes):
-    found = PromptSet("here", "all", PROMPTS, CONVERSATIONS, SOURCES, {})
-    out = tmp_path / "out"
-    out.mkdir(exist_ok=True)
-    origin = {"commit": "c", "command": "c", "machine": "m", "versions": {}}
-    given = {"max_new_tokens": 16, "seed": 1, "origin": origin, "folder": out}
-    compare(settings(**changes), folders, target or tiny_target(), found, **given)
-    return read_sealed_json(out / "compare.json", made_by="")["rows"]
+@pytest.fixture
+def run(composed, tmp_path):
+    def run(folders, target=None, **changes):
+        found = PromptSet("here", "all", PROMPTS, CONVERSATIONS, SOURCES, {})
+        out = tmp_path / "out"
+        out.mkdir(exist_ok=True)
+        heads, asked = {folder.name: folder for folder in folders}, replace(composed, compare=settings(**changes))
+        compare(asked, heads, target or tiny_target(), found, origin={"commit": "c"}, folder=out)
+        return read_sealed_json(out / "compare.json", made_by="")["rows"]
+
+    return run
 
 
-def test_the_result_has_every_way_source_and_head_and_the_table_says_the_same(folders, tmp_path, capsys):
-    found = run(folders, tmp_path, draft_window=512)
+def test_the_result_has_every_way_source_and_head_and_the_table_says_the_same(run, folders, tmp_path, capsys):
+    found = run(folders, draft_window=512)
     assert len(found) == 3 * 4 * 2  # all, code and prose; two temperatures of two shapes; heads
     assert {row["source"]: row["prompts"] for row in found} == {"all": 5, "code": 3, "prose": 2}
     assert {row["source"]: row["conversations"] for row in found} == {"all": 4, "code": 2, "prose": 2}
@@ -84,8 +93,8 @@ def test_the_result_has_every_way_source_and_head_and_the_table_says_the_same(fo
         assert (cells[6] == "") == (row["head"] == "good")
 
 
-def test_positions_have_rows_of_their_own(folders, tmp_path, capsys):
-    found = run(folders, tmp_path, positions=[18, 30])
+def test_positions_have_rows_of_their_own(run, folders, capsys):
+    found = run(folders, positions=[18, 30])
     whole = [row for row in found if (row["source"], row["head"], row["positions"]) == ("all", "worse", "all")]
     assert len(whole) == 4
     for row in whole:
@@ -99,27 +108,24 @@ def test_positions_have_rows_of_their_own(folders, tmp_path, capsys):
     assert "| source | text | prompts |" in capsys.readouterr().out
 
 
-def test_a_head_whose_weights_are_no_numbers_is_refused_before_another_decodes(folders, tmp_path, monkeypatch):
+def test_a_head_whose_weights_are_no_numbers_is_refused_before_another_decodes(run, folders, tmp_path, monkeypatch):
     spoilt = Editable(folders[1])
     spoilt.tensors["fc.weight"][0, 0] = torch.nan
     spoilt.save()
     monkeypatch.setattr(Speculator, "__init__", None)
     with pytest.raises(InputError, match=rf"head={folders[1]}: fc\.weight holds 1 non-finite values"):
-        run(folders, tmp_path)
+        run(folders)
     assert not (tmp_path / "out/compare.json").exists()
 
 
-def test_answers_of_one_token_are_refused(folders, tmp_path):
+def test_answers_of_one_token_are_refused(run, folders):
     with pytest.raises(InputError, match="none of 5 answers was longer than one token"):
-        run(folders, tmp_path, stopping_at(tiny_target(), *range(4096)))
+        run(folders, stopping_at(tiny_target(), *range(4096)))
 
 
-def test_heads_are_named_by_their_folders_unless_two_are_alike():
-    assert [*names([Path("a/one"), Path("a/two")])] == ["one", "two"]
-    assert [*names([Path("a/head"), Path("b/head")])] == ["a/head", "b/head"]
-
-
-def test_the_same_head_twice_is_refused(folders):
+def test_heads_are_named_by_their_folders_unless_two_are_alike_and_each_is_named_once(folders):
+    assert [*head_folders(["a/one", "a/two"])] == ["one", "two"]
+    assert [*head_folders(["a/head", "b/head"])] == ["a/head", "b/head"]
     with pytest.raises(InputError, match=r"good/\.\./good is listed twice"):
         head_folders([str(folders[0]), f"{folders[0]}/../good"])
 
@@ -143,7 +149,7 @@ def test_a_head_that_cannot_be_compared_is_refused_by_name(folders, target_files
 
 
 @pytest.mark.parametrize(("part", "files_tell"), [("config_hash", True), ("weights_hash", False)])
-def test_a_head_that_was_trained_on_another_target_is_refused_by_name(target_files, part, files_tell, tmp_path):
+def test_a_head_that_was_trained_on_another_target_is_refused_by_name(run, target_files, part, files_tell, tmp_path):
     identity = replace(tiny_target().identity, name="another", **{part: "other"})
     export_head(random_head(tiny_facts(tiny_target()), identity), tmp_path / "head", versions={})
     if not files_tell:
@@ -153,4 +159,4 @@ def test_a_head_that_was_trained_on_another_target_is_refused_by_name(target_fil
         if files_tell:
             require_comparable([tmp_path / "head"], target_files, settings())
         else:
-            run([tmp_path / "head"], tmp_path)
+            run([tmp_path / "head"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import defaults
 import pytest
-from exported_head import FINGERPRINT, LAYERS, record_of, with_origin
+from exported_head import FINGERPRINT, LAYERS, measured, record_of, with_origin
 from heads import make_head
 from huggingface_hub import ModelCard
 from stores import TARGET_CONFIG
@@ -19,7 +19,6 @@ from eagle3.engine.command import launch_command
 from eagle3.engine.draft import Draft
 from eagle3.head_files.files import HeadFiles, read_files
 from eagle3.head_files.format import save_head
-from eagle3.head_files.record import MeasuredAcceptLength
 from eagle3.serving.head import card
 from eagle3.serving.head.card import TrainingData, accept_lengths, license_of, model_card, training_data, write_card
 from eagle3.storage.records import write_sealed_json
@@ -69,12 +68,7 @@ def of_hub(files: HeadFiles) -> HeadFiles:
 
 def test_what_was_decoded_stands_above_what_was_simulated(files: HeadFiles) -> None:
     assert files.record is not None
-    decoded = MeasuredAcceptLength(
-        accept_length=1.5, standard_error=0.1, accept_length_kept=1.5, per_depth=[0.5], lossless=1.0, tokens=9,
-        verifications=6, seconds=1.0, prompts=4, prompts_from="", from_validation=True, prompts_hash="", left_out={},
-        dtype="float32", max_new_tokens=8, temperature=0.0, seed=0, steps=3, topk=1, draft_tokens=None,
-    )  # fmt: skip
-    [*rows] = accept_lengths(replace(files.record, accept_length=decoded)).splitlines()[2:]
+    [*rows] = accept_lengths(replace(files.record, accept_length=measured())).splitlines()[2:]
     assert "decoded" in rows[0] and all("simulated" in row for row in rows[1:]) and len(rows) == 3
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,6 @@ from eagle3.serving.head.card import write_card
 from eagle3.serving.head.export import TrainedHead
 from eagle3.storage.files import sha256_file
 from eagle3.storage.records import write_sealed_json
-from eagle3.target.model import Target
 
 CHAINS = "[" + ",".join(f"{{steps: {steps}, topk: 1, draft_tokens: null}}" for steps in (1, 2, 8)) + "]"
 SOURCES = ["code", "code", "web", "web"]
@@ -36,43 +36,39 @@ SERVED = ROOT / "benchmarks" / "results" / "sglang_bench_smollm2_chain.json"
 Publish = Callable[..., Path]
 
 
-@pytest.fixture
-def head(target: Target, tmp_path: Path) -> Path:
-    """An exported head of the bundled target, fitted to one of its answers, with its card."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An exported head of the bundled target, fitted to one of its answers, with its card; and compare.json of the head
+    in chains of several lengths, on prompts of two sources."""
+    folder, target = tmp_path_factory.mktemp("made"), tiny_target()
     fitted = fitted_head(target, PROMPT)
     trained = TrainedHead(fitted, record_of(fitted, target.identity, tiny_facts(target).config))
-    trained = with_origin(trained, capture_layers=LAYERS)
-    export_head(trained, tmp_path / "head", versions={"torch": "2.9"})
+    export_head(with_origin(trained, capture_layers=LAYERS), folder / "head", versions={"torch": "2.9"})
     draft = Draft(head="head", algorithm="EAGLE3", steps=3, topk=1, draft_tokens=None)
-    write_card(read_files(tmp_path / "head"), {"optim.lr": 0.003}, draft)
+    write_card(read_files(folder / "head"), {"optim.lr": 0.003}, draft)
+    run = serve_run("compare", f"compare.shapes={CHAINS}", "max_new_tokens=12")
+    conversations = [[PROMPT], [PROMPT[9:]], [PROMPT[4:]], [PROMPT[2:]]]
+    prompts = PromptSet.of("prompts.path=DIR/heldout.jsonl", "all", conversations, Counter(), SOURCES)
+    compare(run, {"head": folder / "head"}, target, prompts, origin=result_facts(["x"]), folder=folder)
+    # As a bench of this head on SGLang writes it: one that was measured, of another head.
+    served = json.loads(SERVED.read_text()) | {"heads": {"head": facts_of(folder / "head")}}
+    write_sealed_json(folder / "results.json", served)
+    return folder
+
+
+@pytest.fixture
+def head(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return tmp_path / "head"
 
 
 @pytest.fixture
-def compared(head: Path, tmp_path: Path) -> Path:
-    """compare.json of the head in chains of several lengths, on prompts of two sources."""
-    settings = serve_run("compare", f"compare.shapes={CHAINS}").compare
-    conversations = [[PROMPT], [PROMPT[9:]], [PROMPT[4:]], [PROMPT[2:]]]
-    prompts = PromptSet.of("prompts.path=DIR/heldout.jsonl", "all", conversations, Counter(), SOURCES)
-    out = tmp_path / "compared"
-    out.mkdir()
-    compare(settings, [head], tiny_target(), prompts, max_new_tokens=12, seed=0, origin=result_facts(["x"]), folder=out)
-    return out / "compare.json"
-
-
-@pytest.fixture
-def served(head: Path, tmp_path: Path) -> Path:
-    """results.json as a bench of this head on SGLang writes it: one that was measured, of another head."""
-    write_sealed_json(tmp_path / "results.json", json.loads(SERVED.read_text()) | {"heads": {"head": facts_of(head)}})
-    return tmp_path / "results.json"
-
-
-@pytest.fixture
-def publish(head: Path, compared: Path, served: Path, tmp_path: Path) -> Publish:
+def publish(head: Path, tmp_path: Path) -> Publish:
     def run(*others: str, **changes: Any) -> Path:
         out = tmp_path / "published" / "tiny-EAGLE3"
         keys: dict[str, Any] = {
-            "target.path": TINY, "head": head, "out": out, "results": f"[{compared},{served}]",
+            "target.path": TINY, "head": head, "out": out,
+            "results": f"[{tmp_path}/compare.json,{tmp_path}/results.json]",
             "licenses.head": "Apache-2.0", "licenses.head_file": ROOT / "LICENSE",
             "licenses.target": "mit", "licenses.target_file": tmp_path / "MIT",
         }  # fmt: skip
@@ -127,7 +123,8 @@ def test_the_folder_has_all_that_is_published_and_is_a_head_still(publish: Publi
         publish()
 
 
-def test_results_of_another_head_or_command_are_refused(publish: Publish, compared: Path, tmp_path: Path) -> None:
+def test_results_of_another_head_or_command_are_refused(publish: Publish, tmp_path: Path) -> None:
+    compared = tmp_path / "compare.json"
     other = json.loads(compared.read_text())
     other["heads"]["head"]["sha256"]["model.safetensors"] = "0" * 64
     del other["seal"]

@@ -4,45 +4,56 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from exported_head import Editable, edit_json
-from serving_fixtures import launch_settings, sglang_site
+from scripts import call_script
+from serving_fixtures import environment, free_port, launch_settings, sglang_site
 from stores import ASSETS
 
 from eagle3.engine.draft import Draft, write_adaptive
+from eagle3.engine.endpoint import is_reachable
+from eagle3.engine.process import Server
 from eagle3.errors import InputError
-from eagle3.serving.server.launch import launch
+from eagle3.serving.server.launch import announce, launch
 from eagle3.target.files import TargetFiles, read_target_files
 
 TINY = ASSETS / "tiny"
 CHAIN: dict[str, Any] = {"steps": 3, "topk": 1, "draft_tokens": None}
 
 
-def test_launch_says_where_it_is_ready_and_stops_at_ctrl_c(started: Any, head_folder: Path) -> None:
-    command = started("action=launch", f"target.path={TINY}", f"head={head_folder}")
-    lines = [command.stdout.readline() for _ in range(2)]
-    assert lines[0] == f"http://127.0.0.1:{command.port} is ready; ask it with:\n"
-    curl = shlex.split(lines[1])
-    assert curl[:3] == ["curl", "-s", f"http://127.0.0.1:{command.port}/v1/chat/completions"]
-    assert command.listens()
-    assert command.end(signal.SIGINT) == 130
-    assert not command.listens()
-    errors = command.errors.read_text()
-    assert errors.splitlines()[-1] == f"error: the server is stopped; its log is {command.out / 'server.log'}"
-    assert "Traceback" not in errors and "overlap scheduler on" in errors
-    assert "fired up" in (command.out / "server.log").read_text()
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["Ctrl-C", "a closed terminal"])
+def test_launch_says_where_it_is_ready_and_ends_with_its_server(
+    number: int,
+    tmp_path: Path,
+    head_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def announced(server: Server, information: Mapping[str, Any]) -> None:
+        announce(server, information)
+        assert is_reachable(server.url)
+        signal.raise_signal(number)
 
-
-def test_a_closed_terminal_ends_the_server_with_launch(started: Any) -> None:
-    command = started("action=launch", f"target.path={TINY}", fault="one token")
-    assert command.stdout.readline().endswith("is ready; ask it with:\n")
-    assert command.end(signal.SIGHUP) == 130
-    assert not command.listens()
+    monkeypatch.setattr("eagle3.serving.server.launch.announce", announced)
+    variables = ",".join(f"{name}:'{value}'" for name, value in environment(sglang_site(tmp_path), "scripted").items())
+    port, out = free_port(), tmp_path / "out"
+    keys = (f"target.path={TINY}", f"head={head_folder}", f"launch.port={port}", f"launch.env={{{variables}}}")
+    with caplog.at_level("INFO"), pytest.raises(SystemExit) as ended:
+        call_script("serve", "action=launch", *keys, "launch.check=false", output_dir=out)
+    assert ended.value.code == 130
+    said = capsys.readouterr()
+    ready, asked = said.out.splitlines()
+    assert ready == f"http://127.0.0.1:{port} is ready; ask it with:"
+    assert shlex.split(asked)[:3] == ["curl", "-s", f"http://127.0.0.1:{port}/v1/chat/completions"]
+    assert said.err.splitlines()[-1] == f"error: the server is stopped; its log is {out / 'server.log'}"
+    assert "overlap scheduler on" in caplog.text and "fired up" in (out / "server.log").read_text()
+    assert not is_reachable(f"http://127.0.0.1:{port}")
 
 
 def test_a_server_that_turned_adaptive_drafting_off_is_not_served(
@@ -55,14 +66,20 @@ def test_a_server_that_turned_adaptive_drafting_off_is_not_served(
         launch(settings, target_files, draft, dry_run=False, folder=tmp_path)
 
 
+def of_an_own_kind(head: Path) -> None:
+    (head / "training.json").unlink()
+    edit_json(head / "config.json", head_kind="two_layer_head.TwoLayers")
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        (of_an_own_kind, "must not be served: servers"),
         (shutil.rmtree, r"head/config\.json does not exist; make it with: python serve\.py action=export"),
         (lambda head: (head / "config.json").write_text("{}"), r"head=.* must not be served: model, .*rope, context"),
         (lambda head: (head / "model.safetensors").unlink(), r"head=.* has no \*\.safetensors file; make it"),
     ],
-    ids=["nothing", "no head", "no weights"],
+    ids=["own kind", "nothing", "no head", "no weights"],
 )
 def test_dry_run_prints_the_command_of_a_head_reads_no_weights_and_refuses_what_is_none(
     tmp_path: Path,
@@ -135,7 +152,6 @@ def test_a_missing_sglang_is_reported_before_the_table_of_the_head(
     ("launched", "refused"),
     [
         ({}, True),
-        ({"dtype": "float16"}, False),
         ({"dtype": "half"}, False),
         ({"extra_flags": {"dtype": "half"}}, False),
     ],
@@ -151,15 +167,3 @@ def test_a_head_in_another_dtype_than_the_target_is_launched_where_sglang_is_tol
             launch(settings, target, draft, dry_run=True, folder=tmp_path)
     else:
         launch(settings, target, draft, dry_run=True, folder=tmp_path)
-
-
-def test_a_head_of_a_kind_that_sglang_does_not_know_is_not_launched(
-    tmp_path: Path, exported: Path, target_files: TargetFiles, caplog: pytest.LogCaptureFixture
-) -> None:
-    (exported / "training.json").unlink()
-    edit_json(exported / "config.json", head_kind="two_layer_head.TwoLayers")
-    draft = Draft(head=str(exported), **CHAIN)
-    with caplog.at_level("INFO"), pytest.raises(InputError, match="must not be served: servers"):
-        launch(launch_settings(tmp_path), target_files, draft, dry_run=True, folder=tmp_path)
-    assert "no server can serve heads of kind two_layer_head.TwoLayers" in caplog.text
-    assert "set it to" not in caplog.text

@@ -2,13 +2,14 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from fitted_head import PROMPT
 from scripts import call_script
-from serving_fixtures import launch_settings, sglang_site
+from serving_fixtures import launch_settings, serve_run, sglang_site
 from small_servers import alone
 from stores import ASSETS
 from timed_machine import CHAINS, SETTINGS, gain, settings
@@ -18,19 +19,17 @@ from eagle3.errors import InputError, Interrupted
 from eagle3.serving.check.prompts import Conversations
 from eagle3.serving.tune.run import tune
 from eagle3.serving.tune.timing import ServerTimer
-from eagle3.settings.serving import AnswerSettings, TuneSettings
+from eagle3.settings.serving import TuneSettings
 from eagle3.target.files import read_target_files
 
 
-def tune_with(given: TuneSettings, folder: Path, *, head: Path | str = "head", **launch: Any) -> None:
+def tune_with(given: TuneSettings, folder: Path, **launch: Any) -> None:
     target = read_target_files(path=str(ASSETS / "tiny"))
     first = [alone(PROMPT), alone(PROMPT[3:])]
     asked = Conversations("here", "all", first, ["here", "here"], Counter())
-    tune(
-        given, launch_settings(sglang_site(folder), check=False, **launch), target, str(head), asked,
-        AnswerSettings(max_new_tokens=12, temperature=0.0, seed=0), target_settings={"path": target.path}, origin={},
-        folder=folder / "out",
-    )  # fmt: skip
+    launched = launch_settings(sglang_site(folder), check=False, **launch)
+    run = replace(serve_run("tune", "head=head"), tune=given, launch=launched)
+    tune(run, target, asked, origin={}, folder=folder / "out")
 
 
 def test_the_command_without_timings_replays_every_setting_on_the_users_prompts(
@@ -74,11 +73,11 @@ def test_replayed_answers_and_requests_end_where_the_answers_of_training_end(
 
 
 def test_a_search_over_loads_starts_real_servers_and_writes_the_steps_of_each_load(
-    tmp_path: Path, head_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = {setting: gain(setting) for setting in CHAINS if setting.steps == 3}
     monkeypatch.setattr(eagle3.serving.tune.run, "decoder_gains", lambda *_: known)
-    tune_with(settings(loads=[1, 2], timed=1), tmp_path, head=head_folder)
+    tune_with(settings(loads=[1, 2], timed=1), tmp_path, fault="scripted")
     report = json.loads((tmp_path / "out" / "tune.json").read_text())
     logs = {path.name for path in (tmp_path / "out").glob("*.log")}
     assert logs - {"adaptive.log"} == {"3-1-4.log", "plain.log"}  # adaptive: by the machine's speed

@@ -14,7 +14,7 @@ from timed_machine import CHAINS, CHEAP, DEAR, PLAIN_SECONDS, SETTINGS, Machine,
 from eagle3.engine.draft import read_adaptive
 from eagle3.errors import InputError
 from eagle3.serving.tune.report import settings_table, write_tune_report
-from eagle3.serving.tune.schedule import schedule_lines, schedules, spans_of
+from eagle3.serving.tune.schedule import schedule_lines, schedules
 from eagle3.serving.tune.search import Findings, thresholds
 
 LOADS = [1, 8, 64]
@@ -162,11 +162,6 @@ def test_the_steps_of_each_load_are_told_to_three_servers(tmp_path: Path) -> Non
         "draft_len_schedule": {2: 6, 22: 4, 64: 0},
     }  # fmt: skip
     assert f"  SGLang: --speculative-adaptive-config {tmp_path}/adaptive.json, " in said
-
-
-def test_ranges_of_loads_begin_with_one_request_and_have_no_gaps() -> None:
-    assert spans_of({1: 6, 3: 4, 23: 0}, 64) == [(1, 2, 6), (3, 22, 4), (23, 64, 0)]
-    assert spans_of({4: 2}, 8) == [(1, 8, 2)] and spans_of({1: 5, 2: 3}, 2) == [(1, 1, 5), (2, 2, 3)]
 
 
 def test_what_tensorrt_llm_cannot_be_told_is_said() -> None:
