@@ -32,12 +32,6 @@ ROOTS = {
     "serve": ["action", "log"],
 }  # fmt: skip
 GLOBAL = ("experiment", "hparams_search", "log", "action")  # whose keys are those of the whole config
-OPTIONS = [
-    (root, group, option.stem)
-    for root, groups in ROOTS.items()
-    for group in groups
-    for option in sorted((CONF / group).glob("*.yaml"))
-]
 
 
 def test_no_config_group_is_left_out_of_these_tests() -> None:
@@ -47,24 +41,33 @@ def test_no_config_group_is_left_out_of_these_tests() -> None:
 
 @pytest.mark.parametrize("root", ROOTS)
 def test_every_option_composes(root: str) -> None:
-    """Those with keys of the whole config one by one, the others together: an option of each group at a time."""
-    options = {group: [option for _, group_of, option in OPTIONS if group_of == group] for group in ROOTS[root]}
-    alone = [[f"{group}={option}"] for group in GLOBAL for option in options.pop(group, ()) if is_installed(option)]
-    most = max(map(len, options.values()), default=0)
-    together = [
-        [f"{group}={those[min(place, len(those) - 1)]}" for group, those in options.items()] for place in range(most)
-    ]
+    """Those with keys of the whole config one by one, the others together."""
+    options = options_of(root)
+    alone = [[f"{group}={option}"] for group in GLOBAL for option in options.pop(group, ())]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        for overrides in alone + together:
+        for overrides in alone + an_option_of_each(options):
             config = compose(root, overrides)
             assert all(config[group] for group in options), overrides
 
 
-def is_installed(option: str) -> bool:
-    """Whether the plugin is there that an option of hparams_search is for."""
-    return not (CONF / "hparams_search" / f"{option}.yaml").exists() or bool(
-        find_spec(f"hydra_plugins.hydra_{option}_sweeper")
-    )
+def options_of(root: str) -> dict[str, list[str]]:
+    return {
+        group: [path.stem for path in sorted((CONF / group).glob("*.yaml")) if is_installed(group, path.stem)]
+        for group in ROOTS[root]
+    }
+
+
+def an_option_of_each(options: dict[str, list[str]]) -> list[list[str]]:
+    """Return lists of overrides in which each option is once or more."""
+    most = max(map(len, options.values()), default=0)
+    return [[f"{group}={those[place % len(those)]}" for group, those in options.items()] for place in range(most)]
+
+
+def is_installed(group: str, option: str) -> bool:
+    """Whether the library is there that an option is for."""
+    if group == "logger" and option in EXTRAS:
+        return find_spec(option) is not None
+    return group != "hparams_search" or find_spec(f"hydra_plugins.hydra_{option}_sweeper") is not None
 
 
 @pytest.fixture(scope="module")
@@ -74,28 +77,23 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_store(folder / "features", samples, teachers="all", reasoning_ids=[[1], [2]])
 
 
-@pytest.mark.parametrize(
-    ("group", "option"),
-    [(g, o) for root, g, o in OPTIONS if root == "train" and g not in ("trainer", "loss_mask", "data", *GLOBAL)]
-    + [("trainer", "cpu"), ("trainer", "auto"), ("experiment", "quickstart"), ("experiment", "target_8b")]
-    + [("data", "packed")]  # tests/features/test_live.py builds data=live
-    + [("loss_mask", path.stem) for path in (CONF / "loss_mask").glob("*.yaml")],
-)
-def test_every_part_of_a_training_can_be_built(store: Path, tmp_path: Path, group: str, option: str) -> None:
-    if option in EXTRAS:
-        pytest.importorskip(option)
-    overrides = [f"{group}={option}", f"data.path={store}", f"run_dir={tmp_path}/run"]
-    overrides += ["model.draft_vocab_size=null"]  # the store's answers hold 50 tokens
-    if option == "wandb":
-        overrides += ["logger.wandb.name=test"]
-    if (group, option) == ("loss", "function"):
-        overrides += ["loss.divergence.function=divergences.reverse_kl"]
-    run: TrainRun = compose_run("train", *overrides)
-    _, module = build_training(run)
-    assert module.ttt_steps == run.ttt_steps
-    assert all(callback.build() is not None for callback in run.chosen_callbacks.values())
-    assert all(logger is not None for logger in build_loggers(run, 0))
-    assert build_trainer(run, []) is not None
+def test_every_part_of_a_training_can_be_built(store: Path, tmp_path: Path) -> None:
+    """tests/features/test_live.py builds data=live."""
+    options = {group: those for group, those in options_of("train").items() if group not in GLOBAL}
+    built = an_option_of_each(options | {"data": ["packed"], "trainer": ["cpu", "auto"]})
+    for overrides in (*built, ["experiment=quickstart"], ["experiment=target_8b"]):
+        overrides += [f"data.path={store}", f"run_dir={tmp_path}/run"]
+        overrides += ["model.draft_vocab_size=null"]  # the store's answers hold 50 tokens
+        if "logger=wandb" in overrides:
+            overrides += ["logger.wandb.name=test"]
+        if "loss=function" in overrides:
+            overrides += ["loss.divergence.function=divergences.reverse_kl"]
+        run: TrainRun = compose_run("train", *overrides)
+        _, module = build_training(run)
+        assert module.ttt_steps == run.ttt_steps
+        assert all(callback.build() is not None for callback in run.chosen_callbacks.values())
+        assert all(logger is not None for logger in build_loggers(run, 0))
+        assert build_trainer(run, []) is not None
 
 
 def test_without_our_progress_bar_there_is_none(tmp_path: Path) -> None:

@@ -73,12 +73,9 @@ def in_home(value: object, home: Path) -> object:
     return str(value).replace("HOME", str(home))
 
 
-@pytest.mark.parametrize(
-    "word", ["data.path=~nobody-here/a", "data.path=['~nobody-here/a']", "data.path='~nobody-here'"]
-)
-def test_an_unknown_user_is_named(word: str) -> None:
+def test_an_unknown_user_is_named() -> None:
     with pytest.raises(InputError, match=r"data\.path=~nobody-here.*no user nobody-here; .*\./~nobody-here"):
-        composed("train", word)
+        composed("train", "data.path=['~nobody-here/a']")
 
 
 def test_a_process_without_a_home_folder_is_told_to_give_the_whole_path(monkeypatch: pytest.MonkeyPatch) -> None:

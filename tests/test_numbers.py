@@ -138,7 +138,7 @@ def composed_configs() -> list[Any]:
 
 def test_keys_that_a_page_names_exist() -> None:
     configs, named = composed_configs(), named_keys()
-    assert len(named) > 300
+    assert len(named) > 200
     wrong = [f"{page}: {key}" for (key, value), page in named.items() if not is_key(key, value, configs)]
     assert wrong == [], "no key and no option of conf"
 

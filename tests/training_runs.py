@@ -56,8 +56,7 @@ class Run:
         self.recorder = Recorder(signal_after)
         callbacks = [callback.build() for callback in run.chosen_callbacks.values()]
         loggers = build_loggers(run, resumed.global_step if resumed else 0)
-        precision = chosen_precision(run.trainer.keys["precision"], run.trainer.keys["accelerator"])
-        trainer = run.trainer.with_keys(precision=precision)
+        trainer = run.trainer.with_keys(precision=chosen_precision(run.trainer.keys))
         self.trainer = trainer.build(callbacks=[*callbacks, self.recorder], logger=loggers)
         self.checkpoint = run.ckpt_path
         self.directory = directory

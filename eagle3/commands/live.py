@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from eagle3.answers.store import ANSWERS, read_answers
-from eagle3.commands.precompute import check_engine, check_layers, with_engine_of
+from eagle3.commands.precompute import check_engine, check_layers, read_target, with_engine_of
 from eagle3.errors import InputError
 from eagle3.head_files.record import Origin
 from eagle3.hydra_run import given_keys
@@ -101,14 +101,17 @@ def listed_devices(devices: Any) -> list[int] | None:
     return None if devices in ("auto", "-1", -1) else [*range(int(devices))]
 
 
+def trains_on_gpu(trainer: dict[str, Any]) -> bool:
+    return trainer["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+
+
 def on_gpus(run: TrainRun) -> TrainRun:
     """Give trainer and servers their GPUs, unless one of them has none or launch.env says which are the servers'."""
     from eagle3.engine.versions import count_gpus
 
     live, devices = of(run), run.trainer.keys["devices"]
     launch, engine = live.launch, live.features.engine
-    trains_on_gpu = run.trainer.keys["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    if engine is None or not (launch.check and trains_on_gpu) or VISIBLE in (launch.env or {}):
+    if engine is None or not (launch.check and trains_on_gpu(run.trainer.keys)) or VISIBLE in (launch.env or {}):
         return run
     trainers, servers, first = placed(gpus := count_gpus(launch), devices, engine.servers, launch.tp_size)
     log.info("data=live: %d GPUs train, %d SGLang servers from GPU %d on", trainers, servers, first)
@@ -171,12 +174,6 @@ def open_live(run: TrainRun, resumed: Origin | None, held: ExitStack) -> "LiveFe
     return opened
 
 
-def read_target(live: CaptureRun) -> "StoredTarget":
-    from eagle3.target.stored import stored_target
-
-    return stored_target(**vars(live.target))
-
-
 def rank() -> int:
     return rank_zero_only.rank  # type: ignore[attr-defined]
 
@@ -184,8 +181,7 @@ def rank() -> int:
 def on_own_gpu(run: TrainRun) -> CaptureRun:
     """Let Hugging Face compute on the GPU of this rank."""
     live, trainer = of(run), run.trainer.keys
-    on_cpu = trainer["accelerator"] == "cpu" or not torch.cuda.is_available()
-    if live.features.engine or live.target.device != "auto" or on_cpu:
+    if live.features.engine or live.target.device != "auto" or not trains_on_gpu(trainer):
         return live
     gpu = (listed_devices(trainer["devices"]) or range(rank() + 1))[rank()]
     return replace(live, target=replace(live.target, device=f"cuda:{gpu}"))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from eagle3.prompts.reading.rendered import TargetMarkers
     from eagle3.prompts.stage import GrowingSource
     from eagle3.target.files import TargetFiles
+    from eagle3.target.stored import StoredTarget
     from eagle3.workers.task import Workers
 
 log = logging.getLogger(__name__)
@@ -150,10 +151,9 @@ class TargetPromptsStage(PromptsStage):
         check_target_prompts(run, target)
 
     def run(self, run: PrecomputeRun, engine: Continued) -> None:
-        from eagle3.target.stored import stored_target
         from eagle3.target_prompts.build import TargetPrompts
 
-        self.prepare(run, TargetPrompts(run, stored_target(**vars(run.target)), engine))
+        self.prepare(run, TargetPrompts(run, read_target(run), engine))
 
 
 class EstimateStage(Stage):
@@ -205,9 +205,8 @@ class AnswersStage(Stage):
 
     def run(self, run: PrecomputeRun, engine: Continued) -> None:
         from eagle3.answers.build import answer
-        from eagle3.target.stored import stored_target
 
-        counts = answer(run, stored_target(**vars(run.target)), engine)
+        counts = answer(run, read_target(run), engine)
         engine.close()
         imported = run.answered_by == "imported"
         limit = "a length limit" if imported else f"sampling.max_new_tokens={run.sampling.max_new_tokens}"
@@ -238,10 +237,9 @@ class FeaturesStage(Stage):
 
     def run(self, run: PrecomputeRun, engine: Continued) -> None:
         from eagle3.features.build import extract
-        from eagle3.target.stored import stored_target
 
         engine.close()  # its servers hold the GPUs
-        store = extract(run, stored_target(**vars(run.target)))
+        store = extract(run, read_target(run))
         log.info(
             "features: %d samples, %d tokens, %d answer tokens, %s in %d shards; left out: %s",
             store.samples, store.tokens, store.answer_tokens, Bar.format_sizeof(store.bytes, "B"),
@@ -266,14 +264,19 @@ def check_ahead(run: PrecomputeRun, stages: Sequence[Stage]) -> None:
     if not any(stage.needs_target for stage in stages):
         return
     from eagle3.adapters.quiet import quiet_libraries
-    from eagle3.target.stored import stored_target
 
     quiet_libraries()
-    target = stored_target(**vars(run.target))
+    target = read_target(run)
     for stage in stages:
         stage.check_target(run, target)
     if Path(target.path).is_dir():  # of the hub, they are fetched when they are needed
         target.tensors.require_files()
+
+
+def read_target(run: CaptureRun) -> "StoredTarget":
+    from eagle3.target.stored import stored_target
+
+    return stored_target(**vars(run.target))
 
 
 def check_servers(run: PrecomputeRun) -> None:
@@ -292,12 +295,16 @@ def check_servers(run: PrecomputeRun) -> None:
 
 def check_engine(run: CaptureRun, *, servers: int | None, captures: bool = False) -> None:
     """Raise InputError unless launch.python can start its servers on this machine; nodes of a cluster are others."""
+    if run.launch.check and "address" not in run.workers.keys:
+        require_engine(run.launch, servers=servers or 1, captures=captures)
+
+
+def require_engine(launch: LaunchSettings, *, servers: int, captures: bool) -> None:
+    """Raise InputError unless launch.python has an SGLang, with the capture of features if asked for, and the GPUs."""
     from eagle3.engine.versions import count_gpus, find_sglang, require_capture
 
-    if not run.launch.check or "address" in run.workers.keys:
-        return
-    version = find_sglang(run.launch)
-    count_gpus(run.launch, servers=servers or 1)
+    version = find_sglang(launch)
+    count_gpus(launch, servers=servers)
     if captures:
         require_capture(version)
 
@@ -352,13 +359,8 @@ def huggingface_option(auto: Part) -> dict[str, Any]:
 
 def sglang_can(launch: LaunchSettings, what: str, *, tell: Callable[..., None]) -> bool:
     """Return whether launch.python has a GPU and an SGLang that makes `what`: answers or features."""
-    from eagle3.engine.versions import count_gpus, find_sglang, require_capture
-
     try:
-        version = find_sglang(launch)
-        count_gpus(launch)
-        if what == "features":
-            require_capture(version)
+        require_engine(launch, servers=1, captures=what == "features")
     except InputError as obstacle:
         tell("%s by Hugging Face in this process: %s", what, obstacle)
         return False

@@ -230,7 +230,6 @@ def build_loggers(run: TrainRun, resume_step: int) -> list[Logger]:
 
 def build_trainer(run: TrainRun, loggers: list[Logger], watching: Sequence[Callback] = ()) -> lightning.Trainer:
     part, settings = run.trainer, run.trainer.keys
-    precision = chosen_precision(settings["precision"], settings["accelerator"])
     if settings["strategy"] == "auto" and trains_on_several(settings):
         ddp: Any = OmegaConf.to_container(OmegaConf.load(Path(CONF) / "trainer" / "ddp.yaml"))
         part = part.with_keys(strategy=ddp["strategy"])
@@ -238,7 +237,7 @@ def build_trainer(run: TrainRun, loggers: list[Logger], watching: Sequence[Callb
     # With callbacks.progress=null Lightning would add its own bar, for which the host waits for the GPU in every step.
     bar = settings["enable_progress_bar"] and any(isinstance(each, ProgressBar) for each in callbacks)
     try:
-        part = part.with_keys(precision=precision, enable_progress_bar=bar)
+        part = part.with_keys(precision=chosen_precision(settings), enable_progress_bar=bar)
         trainer = part.build(callbacks=callbacks, logger=loggers)
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise InputError(f"trainer.* does not fit this machine or Lightning: {error}") from error
@@ -246,24 +245,19 @@ def build_trainer(run: TrainRun, loggers: list[Logger], watching: Sequence[Callb
     return trainer
 
 
-def chosen_precision(precision: str, accelerator: str) -> str:
+def chosen_precision(trainer: dict[str, Any]) -> str:
     """Return Lightning's name; auto is bf16, which the fast kernels need, where there is a GPU to train on."""
-    if precision == "auto":
-        on_gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-        return "bf16-mixed" if on_gpu else "32-true"
-    return precision
+    if trainer["precision"] == "auto":
+        return "bf16-mixed" if live.trains_on_gpu(trainer) else "32-true"
+    return trainer["precision"]
 
 
 def trains_on_several(trainer: dict[str, Any]) -> bool:
     """Say whether the training has several ranks. Lightning's own choice would send the buffers at every step."""
-    if trainer["num_nodes"] > 1:
-        return True
-    devices = trainer["devices"]
-    if devices in ("auto", -1):
-        return trainer["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.device_count() > 1
-    if isinstance(devices, str):
-        return len(devices.strip(",").split(",")) > 1
-    return devices > 1 if isinstance(devices, int) else len(devices) > 1
+    listed = live.listed_devices(trainer["devices"])
+    if listed is None:
+        listed = [*range(torch.cuda.device_count() if live.trains_on_gpu(trainer) else 1)]
+    return trainer["num_nodes"] > 1 or len(listed) > 1
 
 
 def fit(trainer: lightning.Trainer, module: HeadTraining, data: FeatureData, **resuming: Any) -> None:

@@ -29,8 +29,8 @@ def test_auto_takes_bf16_where_it_trains_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, accelerator: str, gpu: bool, precision: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    assert chosen_precision("auto", accelerator) == precision
-    assert chosen_precision("32-true", accelerator) == "32-true"
+    assert chosen_precision({"precision": "auto", "accelerator": accelerator}) == precision
+    assert chosen_precision({"precision": "32-true", "accelerator": accelerator}) == "32-true"
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,8 @@ def test_auto_takes_bf16_where_it_trains_on_a_gpu(
         (["trainer=gpu", "trainer.devices=2"], 8, True),
         (["trainer.devices=[0,2]"], 8, True),
         (["trainer.devices='0,'"], 8, False),
+        (["trainer.devices='2'"], 8, True),
+        (["trainer.devices='-1'"], 8, True),
         (["trainer=gpu", "trainer.num_nodes=2"], 1, True),
     ],
 )
@@ -49,6 +51,7 @@ def test_every_gpu_trains_unless_fewer_are_named(
     monkeypatch: pytest.MonkeyPatch, overrides: list[str], gpus: int, several: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     assert trains_on_several(OmegaConf.to_container(composed("train", *overrides).trainer, resolve=True)) is several
 
 
