@@ -171,9 +171,12 @@ def proof() -> str:
     ]
     rows = []
     for target, name, temperature, file in runs:
-        cells = [served_cells(file).get((name, requests)) for requests in (1, 64)]
-        gains = [with_limits(cell["speed_ups"]["head"]["tpot"]) if cell else "not measured" for cell in cells]
-        length = f"{cells[0]['sides']['head']['accept_length']:.2f}"
+        cells = served_cells(file)
+        gains = [
+            with_limits(cells[name, load]["speed_ups"]["head"]["tpot"]) if (name, load) in cells else "not measured"
+            for load in (1, 64)
+        ]
+        length = f"{cells[name, 1]['sides']['head']['accept_length']:.2f}"
         rows.append([target, titles[name], temperature, length, *gains])
     return markdown("target | prompts | T | accept length | 1 request | 64 requests", rows)
 
