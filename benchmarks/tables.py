@@ -171,9 +171,12 @@ def proof() -> str:
     ]
     rows = []
     for target, name, temperature, file in runs:
-        cells = [served_cells(file).get((name, requests)) for requests in (1, 64)]
-        gains = [with_limits(cell["speed_ups"]["head"]["tpot"]) if cell else "not measured" for cell in cells]
-        length = f"{cells[0]['sides']['head']['accept_length']:.2f}"
+        cells = served_cells(file)
+        gains = [
+            with_limits(cells[name, load]["speed_ups"]["head"]["tpot"]) if (name, load) in cells else "not measured"
+            for load in (1, 64)
+        ]
+        length = f"{cells[name, 1]['sides']['head']['accept_length']:.2f}"
         rows.append([target, titles[name], temperature, length, *gains])
     return markdown("target | prompts | T | accept length | 1 request | 64 requests", rows)
 
@@ -583,21 +586,8 @@ def parity() -> str:
     return markdown(f"{titles} | same answers, bf16 | float32", rows)
 
 
-def tuned() -> str:
-    """Of a tune.json in its format before `tpot`, as loads()."""
-    found = result("sglang_tune/tune.json")
-    plain, rows = found["plain"]["seconds_per_token"], []
-    timed = [setting for setting in found["settings"] if setting["timed"]]
-    for each in sorted(timed, key=lambda each: each["timed"]["seconds_per_token"]):
-        expected, measured = each["accept_length"], each["timed"]["gain"]["accept_length"]
-        name = f"{each['steps']}/{each['topk']}/{each['draft_tokens']}"
-        gain = plain / each["timed"]["seconds_per_token"]
-        served = f"{measured:.3f} ({percent(measured / expected - 1)})"
-        rows.append([name, f"{gain:.2f}", f"{expected:.3f}", served])
-    return markdown("steps/topk/draft tokens | speed-up | accept length replayed | served", rows)
-
-
 def loads() -> str:
+    """Of a tune.json in its format before `tpot`."""
     found = result("sglang_tune_loads/tune.json")["loads"]
     rows = []
     for load, there in found.items():
@@ -744,7 +734,7 @@ TABLES: dict[str, Callable[[], str]] = {
     for table in (
         quickstart, proof, fits, best, public_target, data_curve, several_answers, served_smollm2, served_1_5b,
         served_tails, own_prompts_1_5b, served_steps, epochs, heads, recipe, recipe_seeds, fixed_lm_head, attention,
-        local_read, parity, tuned, loads, served_ways, long_answers, bounds, long_windows, long_texts, lm_head_decoded,
+        local_read, parity, loads, served_ways, long_answers, bounds, long_windows, long_texts, lm_head_decoded,
         stored_or_live,
     )
 } | {

@@ -141,10 +141,10 @@ def anchors() -> None:
 
 def accept_length() -> None:
     """Three rounds of a chain of three drafts: accepted and rejected drafts, and the target's own token."""
-    axes = canvas(10.2, 3.1)
+    axes = canvas(10.2, 3.6)
     rounds = [(["sits", "on", "my"], 2, "the"), (["rug", ".", "end"], 0, "mat"), ([",", "and", "purrs"], 3, "end")]
     for number, (drafts, accepted, own) in enumerate(rounds):
-        bottom = 2.1 - 0.9 * number
+        bottom = 2.6 - 0.9 * number
         axes.text(0.1, bottom + 0.3, f"round {number + 1}", va="center", fontsize=10)
         for place, token in enumerate(drafts):
             mark, colour = ("✓", GREEN) if place < accepted else ("✗", RED)
@@ -152,7 +152,10 @@ def accept_length() -> None:
         box(axes, 6.0, bottom, 1.3, 0.6, own, BLUE)
         axes.text(7.6, bottom + 0.3, f"{accepted} accepted + 1 = {accepted + 1}", va="center", fontsize=10)
     for left, title in ((3.45, "drafts of the head"), (6.65, "by the target"), (8.8, "tokens")):
-        axes.text(left, 2.85, title, ha="center", fontsize=10)
+        axes.text(left, 3.35, title, ha="center", fontsize=10)
+    tokens = sum(accepted + 1 for _, accepted, _ in rounds)
+    told = f"{tokens} tokens in {len(rounds)} passes of the target: accept length {tokens / len(rounds):.2f}"
+    axes.text(10.0, 0.3, told, ha="right", va="center", fontsize=11)
     save(
         axes,
         "concepts/accept_length",
@@ -225,9 +228,9 @@ def race(figure: Figure) -> list[str]:
             shown += texts
         titles = ["4 of 128\nto 2,048" if row["batch"].startswith("[") else row["batch"] for row in steps]
         axes.set_xticks(range(len(steps)), titles)
-        axes.set_xlabel("documents of a batch x tokens")
-        axes.margins(y=0.25)
-        axes.legend(frameon=False, loc="upper right", fontsize=7)
+        axes.set_xlabel("documents x tokens in a batch")
+        axes.margins(y=0.32)
+        axes.legend(frameon=False, loc="upper right", fontsize=8)
     panels[0].set(ylabel="thousand tokens/s, one H200")
     return shown
 
@@ -285,7 +288,9 @@ def growth(figure: Figure) -> list[str]:
         rate.margins(0.2)
         rate.minorticks_off()
         memory.set_xticks(ticks, [f"{tick:,}" if tick > 1 else f"{100 * tick:.0f}" for tick in ticks])
+        rate.tick_params(labelbottom=True)
         memory.set_xlabel(title)
+        rate.set_xlabel(title)
     rows = tables.result("growth_gpus.json")["gpus"]
     places, rates = ([row[key] for row in rows] for key in ("gpus", "tokens_per_s"))
     several, nothing = panels.T[-1]

@@ -36,7 +36,7 @@ class Panel(NamedTuple):
     in_order: bool = False  # the metrics are numbered: colours of one scale instead of unrelated ones
     log_scale: bool = False
     from_zero_to: float | None = None  # the axis begins at 0 and ends here or above; None: around the values
-    ticks: str = ""  # format of the numbers at the axis; "": matplotlib's
+    ticks: str = ""  # format of the numbers at the axis, or "percent"; "": matplotlib's
     smoothed: bool = True  # many values of the training are pale, under their running mean
 
 
@@ -49,7 +49,7 @@ PANELS = {  # by title with unit
         "val/served_accept_length_*": "served, {} drafts",
     }),
     "share of served chains with so many drafts accepted": Panel(
-        {"val/served_reach_*": "{} or more"}, in_order=True, from_zero_to=0.01, ticks="{x:.0%}"
+        {"val/served_reach_*": "{} or more"}, in_order=True, from_zero_to=0.01, ticks="percent"
     ),
     "learning rate": Panel({"train/lr": "learning rate"}, ticks="{x:g}", smoothed=False),
     "gradient norm before clipping": Panel({"train/grad_norm": "gradient norm"}, log_scale=True),
@@ -57,7 +57,7 @@ PANELS = {  # by title with unit
         {"train/anchors_per_s": "anchors", "train/tokens_per_s": "tokens"}, from_zero_to=1, ticks="{x:,.0f}"
     ),
     "share of time spent waiting for data": Panel(
-        {"train/data_wait_share": "waiting"}, from_zero_to=0.05, ticks="{x:.0%}"
+        {"train/data_wait_share": "waiting"}, from_zero_to=0.05, ticks="percent"
     ),
 }  # fmt: skip
 MOST_LINES = 8  # per panel and run
@@ -169,7 +169,7 @@ def _running_mean(values: Sequence[float]) -> Any:
 
 
 def _set_axis(axes: Any, panel: Panel) -> None:
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(labelbottom=True)
@@ -182,7 +182,7 @@ def _set_axis(axes: Any, panel: Panel) -> None:
     if panel.from_zero_to is not None:
         axes.set_ylim(0, max(panel.from_zero_to, axes.get_ylim()[1]))
     if panel.ticks:
-        axes.yaxis.set_major_formatter(panel.ticks)
+        axes.yaxis.set_major_formatter(PercentFormatter(1) if panel.ticks == "percent" else panel.ticks)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
