@@ -114,7 +114,11 @@ def test_features_of_other_sampling_or_prompts_are_another_store(
 
 
 def test_a_refusal_that_cannot_succeed_is_not_asked_again_and_loads_no_target(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_chats(tmp_path, [*QUESTIONS, "much too long " * 40])
     run("sampling.max_prompt_tokens=60")
@@ -132,8 +136,9 @@ def test_a_refusal_that_cannot_succeed_is_not_asked_again_and_loads_no_target(
         assert "answers.jsonl is up to date" in caplog.text
         assert (tmp_path / "dir/answers/manifest.json").read_bytes() == manifest
         run("sampling.max_prompt_tokens=61")  # which does not help
-        with pytest.raises(AssertionError, match="is loaded"):
+        with pytest.raises(SystemExit):
             run("sampling.max_prompt_tokens=600")
+        assert "AssertionError: the target is loaded" in capsys.readouterr().err
     run("sampling.max_prompt_tokens=600")
     assert open_store(tmp_path / "dir/features").manifest.samples == 4
 
