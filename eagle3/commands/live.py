@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from eagle3.answers.store import ANSWERS, read_answers
+from eagle3.commands.devices import listed_devices, trains_on_gpu
 from eagle3.commands.precompute import check_engine, check_layers, read_target, with_engine_of
 from eagle3.errors import InputError
 from eagle3.head_files.record import Origin
@@ -92,19 +93,6 @@ def placed(gpus: int, devices: Any, servers: int | None, tp_size: int) -> tuple[
     )
 
 
-def listed_devices(devices: Any) -> list[int] | None:
-    """Return the GPUs that trainer.devices names, as Lightning reads it; None for all."""
-    if isinstance(devices, str) and "," in devices:
-        return [int(each) for each in devices.split(",") if each]
-    if isinstance(devices, list):
-        return devices
-    return None if devices in ("auto", "-1", -1) else [*range(int(devices))]
-
-
-def trains_on_gpu(trainer: dict[str, Any]) -> bool:
-    return trainer["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-
-
 def on_gpus(run: TrainRun) -> TrainRun:
     """Give trainer and servers their GPUs, unless one of them has none or launch.env says which are the servers'."""
     from eagle3.engine.versions import count_gpus
@@ -113,7 +101,8 @@ def on_gpus(run: TrainRun) -> TrainRun:
     launch, engine = live.launch, live.features.engine
     if engine is None or not (launch.check and trains_on_gpu(run.trainer.keys)) or VISIBLE in (launch.env or {}):
         return run
-    trainers, servers, first = placed(gpus := count_gpus(launch), devices, engine.servers, launch.tp_size)
+    gpus = count_gpus(launch)
+    trainers, servers, first = placed(gpus, devices, engine.servers, launch.tp_size)
     log.info("data=live: %d GPUs train, %d SGLang servers from GPU %d on", trainers, servers, first)
     if first:
         visible = os.environ.get(VISIBLE) or ",".join(map(str, range(gpus)))
@@ -183,7 +172,8 @@ def on_own_gpu(run: TrainRun) -> CaptureRun:
     live, trainer = of(run), run.trainer.keys
     if live.features.engine or live.target.device != "auto" or not trains_on_gpu(trainer):
         return live
-    gpu = (listed_devices(trainer["devices"]) or range(rank() + 1))[rank()]
+    listed = listed_devices(trainer["devices"])
+    gpu = listed[rank()] if listed else rank()
     return replace(live, target=replace(live.target, device=f"cuda:{gpu}"))
 
 

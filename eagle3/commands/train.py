@@ -23,6 +23,7 @@ from eagle3.adapters.lightning import is_no_validation, is_too_small_share, requ
 from eagle3.adapters.quiet import quiet_libraries
 from eagle3.cli import exit_with, failed_score
 from eagle3.commands import live
+from eagle3.commands.devices import trains_on_gpu, trains_on_several
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import SampleFilter
 from eagle3.errors import InputError, require_packages
@@ -248,16 +249,8 @@ def build_trainer(run: TrainRun, loggers: list[Logger], watching: Sequence[Callb
 def chosen_precision(trainer: dict[str, Any]) -> str:
     """Return Lightning's name; auto is bf16, which the fast kernels need, where there is a GPU to train on."""
     if trainer["precision"] == "auto":
-        return "bf16-mixed" if live.trains_on_gpu(trainer) else "32-true"
+        return "bf16-mixed" if trains_on_gpu(trainer) else "32-true"
     return trainer["precision"]
-
-
-def trains_on_several(trainer: dict[str, Any]) -> bool:
-    """Say whether the training has several ranks. Lightning's own choice would send the buffers at every step."""
-    listed = live.listed_devices(trainer["devices"])
-    if listed is None:
-        listed = [*range(torch.cuda.device_count() if live.trains_on_gpu(trainer) else 1)]
-    return trainer["num_nodes"] > 1 or len(listed) > 1
 
 
 def fit(trainer: lightning.Trainer, module: HeadTraining, data: FeatureData, **resuming: Any) -> None:

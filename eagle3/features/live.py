@@ -50,7 +50,7 @@ class Window:
 class LiveFeatures(MadeOnDemand):
     """A `FeatureSource` of a folder of answers. `extractor`, which is set once it is ready, makes the features.
 
-    Stops to ask ahead at `ahead_gb` GB, and keeps at most `val_gb` GB of what is to be kept."""
+    Asks ahead until it holds `ahead_gb` GB, and keeps at most `val_gb` GB of the samples that are to be kept."""
 
     remote = False
     extractor: Extractor

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from eagle3.errors import InputError
 from eagle3.storage.files import read_json
 
+DEEPEST = 32  # objects and lists inside each other
 SHOWN = 60  # characters of a wrong value
 
 Size = Annotated[int, Field(ge=1, le=2**24)]  # of a dimension
@@ -38,6 +39,8 @@ def read_typed(path: Path, kind: type[JsonObject], *, made_by: str) -> dict[str,
 
 def require_types(value: Mapping[str, Any], kind: type[JsonObject], *, source: str, remedy: str) -> None:
     """Raise InputError that names `source`, the key, its value and the rule, for a value of another type."""
+    if _is_deep(value):
+        raise InputError(f"{source} has more than {DEEPEST} objects and lists inside each other; {remedy}")
     try:
         kind.model_validate(value)
     except ValidationError as error:
@@ -48,3 +51,15 @@ def require_types(value: Mapping[str, Any], kind: type[JsonObject], *, source: s
         given = repr(fault["input"])
         shown = given if len(given) <= SHOWN else f"{given[:SHOWN]}..."
         raise InputError(f"{source}: {key}={shown}: {fault['msg']}; {remedy}") from None
+
+
+def _is_deep(value: Any) -> bool:
+    level: list[Any] = [value]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, (dict, list))
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+    return any(isinstance(each, (dict, list)) for each in level)

@@ -144,7 +144,7 @@ def test_tools_stay_over_all_turns_and_a_call_that_no_result_is_stored_for_ends_
         for answer in answers:
             say(dialogue, chat, answer)
         assert not dialogue.waiting and dialogue.errors == []
-        [row] = dialogue.rows  # each prompt goes on from the one before, the tools in front
+        [row] = dialogue.rows  # each prompt continues the one before, with the tools first
         assert len(row.turns) == 3 and chat.decode(row.input_ids).count(f'"description": "{NAME}"') == 1
     dialogue = begin(chat, user("Oslo?"), user("Rome?"), user("Why?"))
     say(dialogue, chat, "Rain.")

@@ -12,7 +12,7 @@ from protocol_server import ProtocolServer
 from serving_fixtures import free_port, serving
 
 from eagle3.engine import client
-from eagle3.engine.client import KEY, RequestRefused, ServerBusy, ServerFailed, new_session
+from eagle3.engine.client import KEY, RequestRefused, ServerBusy, ServerFailed, ask, new_session
 from eagle3.engine.endpoint import Answer, Endpoint, OpenAICompletions, Request, SGLang
 from eagle3.errors import InputError
 
@@ -20,6 +20,7 @@ REQUEST = Request(
     [5, 6], seed=3, temperature=0.7, top_p=0.9, top_k=0, max_new_tokens=8, stop_ids=frozenset({2}), vocab_size=9
 )
 PROTOCOLS: list[Callable[[str], Endpoint]] = [SGLang, lambda url: OpenAICompletions(url, model="m")]
+DEEP = 900 * "[" + 900 * "]"
 by_protocol = pytest.mark.parametrize("protocol", PROTOCOLS, ids=["sglang", "openai"])
 
 
@@ -49,6 +50,29 @@ def test_token_ids_and_the_finish_reason_come_back(protocol: Any, token_ids: lis
     assert (sampling["stop_token_ids"], sampling.get("sampling_seed", body.get("seed"))) == ([2], 3)
 
 
+def test_a_connection_that_a_server_may_be_closing_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert client.IDLE_S < 5, "servers close connections after 5 s"
+    monkeypatch.setattr(client, "IDLE_S", 0.1)
+    connections = set()
+
+    async def accepted(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        connections.add(request.transport.get_extra_info("peername"))
+        return web.json_response({})
+
+    async def ask_twice(url: str) -> None:
+        async with new_session(timeout_s=60) as session:
+            for _ in range(2):
+                await ask(session, f"{url}/server_info")
+                await asyncio.sleep(0.3)
+
+    server = answering([7, 2], "stop")
+    server.server_info = accepted  # type: ignore[method-assign]
+    with serving(server) as url:
+        asyncio.run(ask_twice(url))
+    assert len(connections) == 2
+
+
 @pytest.mark.parametrize("token_ids", [[7, 8, 2], [2]])
 def test_a_stop_token_that_is_left_out_and_named_is_put_back(token_ids: list[int]) -> None:
     server = answering(token_ids, "stop")
@@ -65,6 +89,7 @@ def test_a_stop_token_that_is_left_out_and_named_is_put_back(token_ids: list[int
         ([7, 2, 8, 2], "stop", "continues after an end of turn"),
         ([7] * 9, "length", "longer than sampling.max_new_tokens"),
         ([], "length", "no token ids"),
+        ([7, -1], "length", "outside the target's vocabulary"),
         ([7, 9], "length", "outside the target's vocabulary"),
         (["7"], "length", "outside the target's vocabulary"),
         ([7], "content_filter", "ended by 'content_filter'"),
@@ -94,6 +119,7 @@ def test_a_status_says_whether_another_server_may_answer(protocol: Any, status: 
     "text",
     [
         100_000 * "[",
+        f'{{"meta_info": {{"finish_reason": {DEEP}}}, "choices": [{{"token_ids": [7], "finish_reason": {DEEP}}}]}}',
         "null",
         '{"choices": 3, "meta_info": 3}',
         '{"choices": [{"token_ids": 5, "finish_reason": "stop"}]}',
@@ -134,6 +160,18 @@ def test_a_request_is_not_sent_on_to_another_server(protocol: Any) -> None:
         with pytest.raises(InputError, match=rf"{url}/.* redirects to localhost \(HTTP 307\).*not followed; give"):
             complete(protocol(url))
     assert other.received == []
+
+
+@by_protocol
+def test_a_model_whose_name_cannot_be_read_is_the_servers_failure(protocol: Any) -> None:
+    async def model_name(url: str) -> str | None:
+        async with new_session(timeout_s=60) as session:
+            return await protocol(url).model_name(session)
+
+    server = answering([7, 2], "stop")
+    server.information = "null"
+    with serving(server) as url, pytest.raises(ServerFailed, match=r"its /(server_info|v1/models) is not"):
+        asyncio.run(model_name(url))
 
 
 @by_protocol

@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_runs import LIGHTNING_WARNS, Run
 
-from eagle3.commands.train import chosen_precision, trains_on_several
+from eagle3.commands.devices import trains_on_several
+from eagle3.commands.train import chosen_precision
 from eagle3.data.pack import OnDevice, pack_samples
 
 pytestmark = LIGHTNING_WARNS

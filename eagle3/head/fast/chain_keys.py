@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from eagle3.head.fast.flash_kernels import LogSumExp, OfQueries
+from eagle3.head.fast.varlen_kernel import LogSumExp, OfQueries
 
 Chain = Sequence[Float[Tensor, "R G C"]]  # keys or values of a chain's steps
 ChainGradients = tuple[list[Float[Tensor, "R G C"]], list[Float[Tensor, "R G C"]]]

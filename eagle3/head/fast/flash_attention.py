@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from eagle3.head.attention import KeysValues
 from eagle3.head.batch import TttBatch
 from eagle3.head.fast.chain_keys import ChainKeys
-from eagle3.head.fast.flash_kernels import LogSumExp, OfQueries, OfTokens, VarlenKernel
+from eagle3.head.fast.varlen_kernel import LogSumExp, OfQueries, OfTokens, VarlenKernel
 from eagle3.head.segments import Segments
 
 

@@ -1,49 +1,20 @@
-"""Kernels that attend over many segments in one call, without a score matrix, and their choice.
+"""The choice of a `VarlenKernel`.
 
 Ours, the fastest on Hopper, is in triton_flash.py. Elsewhere FlashAttention-2 runs: the flash-attn package if it is
 there, else PyTorch's copy.
-
-Shapes: fast/__init__.py, but that R are any queries.
 """
 
 from importlib.util import find_spec
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from eagle3.errors import install_command
+from eagle3.head.fast.varlen_kernel import Gradients, LogSumExp, VarlenKernel
 from eagle3.head.segments import Segments
 
-OfQueries = Float[Tensor, "R Q C"]
-OfTokens = Float[Tensor, "T G C"]
-LogSumExp = Float[Tensor, "Q R"]
-Gradients = tuple[OfQueries, OfTokens, OfTokens]
-
 FASTEST_FIRST = ("triton", "flash", "torch_flash")  # benchmarks/results/attention.json
-
-
-@runtime_checkable
-class VarlenKernel(Protocol):
-    """FlashAttention-2 (arXiv:2307.08691) of segments; query head q reads key/value head q // P."""
-
-    def forward(self, query: OfQueries, key: OfTokens, value: OfTokens, where: Segments) -> tuple[OfQueries, LogSumExp]:
-        """Return softmax(query · keyᵀ / √C) · value, and the log-sum-exp of the scores in float32 or wider.
-
-        Queries of a segment without keys have finite outputs, and -inf for the log-sum-exp."""
-
-    def backward(
-        self,
-        grad_output: OfQueries,
-        query: OfQueries,
-        key: OfTokens,
-        value: OfTokens,
-        output: OfQueries,
-        logsumexp: LogSumExp,
-        where: Segments,
-    ) -> Gradients:
-        """Return the gradients of query, key and value in new tensors; zero for keys that no query reads."""
 
 
 class TorchFlash:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from eagle3.head.fast.flash_kernels import Gradients, LogSumExp, OfQueries, OfTokens
 from eagle3.head.fast.triton_flash_backward import flash_key_value_gradient, flash_prepare, flash_query_gradient
 from eagle3.head.fast.triton_flash_forward import flash_forward
+from eagle3.head.fast.varlen_kernel import Gradients, LogSumExp, OfQueries, OfTokens
 from eagle3.head.segments import Segments
 
 

@@ -33,7 +33,7 @@ WORD = 84  # whole numbers, because where a run ends must not depend on rounding
 COUNTS = (
     (r"\p{Han}", WORD * 2 // 3),  # 1.5 and 1.7 in Chinese
     (r"[\p{Hiragana}\p{Katakana}\u30fc\p{Thai}\p{Lao}]", WORD * 2 // 7),  # 4.2 and 3.4 in Thai
-    (f"[{UNSPACED}]", WORD // 3),  # 3.6 and 2.7 in Khmer, 3.7 in Burmese
+    (f"[{UNSPACED}]", WORD // 3),  # 3.6 and 2.7 in Khmer, 3.7 and 2.4 in Burmese
     (
         r"[\p{Tamil}\p{Telugu}\p{Kannada}\p{Malayalam}\p{Hangul}]",
         WORD * 3 // 2,

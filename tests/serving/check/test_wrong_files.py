@@ -107,3 +107,13 @@ def test_no_dtype_or_shape_of_a_tensor_is_a_traceback(
         checked(head, facts)
         (head / "model.safetensors").unlink()
         (head / "model.safetensors").write_bytes(whole)
+
+
+def test_a_config_with_too_many_levels_is_refused(head: Path) -> None:
+    config = json.loads((head / "config.json").read_text())
+    value: list[Any] = []
+    for _ in range(900):  # JSON that can be read, and that fails in whatever walks through it
+        value = [value]
+    (head / "config.json").write_text(json.dumps({**config, "extra": value}))
+    with pytest.raises(InputError, match="objects and lists inside each other"):
+        read_files(head)
