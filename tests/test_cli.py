@@ -22,7 +22,7 @@ from hydra.errors import ConfigCompositionException
 from object_stores import http_server, send
 from omegaconf import OmegaConf
 from scripts import Script, call_script, composed, run_script
-from stores import ASSETS, CONF
+from stores import ASSETS, CONF, ROOT
 
 from eagle3.commands.serve import DO
 from eagle3.features.index import index_name
@@ -372,6 +372,16 @@ def test_a_config_that_is_not_yaml_is_one_line_with_its_place(tmp_path: Path) ->
     done = run_script("train", "--config-dir", str(tmp_path), "loss=cut")
     assert done.returncode == 1
     assert re.fullmatch(r"error: a config is not valid YAML: .*loss/cut\.yaml.*line 2.*\n", done.stderr)
+
+
+def test_the_option_on_the_page_holds_the_keys_that_every_command_needs(tmp_path: Path) -> None:
+    page = (ROOT / "docs/start/command-line.md").read_text()
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "ours.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    done = run_script("precompute", "--config-dir", str(tmp_path), "launch=ours", "out_dir=other", "--cfg", "job")
+    config = OmegaConf.create(done.stdout)
+    assert (config.target.path, config.launch.python) == ("/models/ours", "/opt/sglang/bin/python")
+    assert config.out_dir == "other" and config.launch.max_running_requests == 512
 
 
 def test_a_training_without_an_account_of_wandb_is_one_line(
