@@ -77,12 +77,18 @@ class BenchSettings(Settings):
     concurrency: Annotated[list[Concurrency], Field(min_length=1)]
     requests_per_place: Annotated[int, Field(ge=2, le=10_000)]
     repeats: Repeats
+    starts: Repeats
     warmup: RepeatsOrNone
     sampling: Annotated[dict[Text, Any], AfterValidator(_sampling)] | None
     timeout_s: Seconds
     plain_url: Address | None
     head_url: Address | None
     adaptive_url: Address | None
+
+    def __post_init__(self) -> None:
+        if self.starts > 1 and self.urls:
+            named = ", ".join(f"bench.{side}_url" for side in self.urls)
+            raise InputError(f"bench.starts={self.starts}: servers that run are not started again; leave out {named}")
 
     @property
     def urls(self) -> dict[Side, str]:

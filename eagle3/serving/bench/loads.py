@@ -1,6 +1,6 @@
 """The plain target and the head under the same loads, each load written as soon as it is measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ class MeasuredLoad:
     side: Side
     prompt_set: str
     concurrency: int
+    start: int
     repeat: int
     result: LoadResult
 
@@ -72,10 +73,12 @@ def measure_launched(
 ) -> None:
     """Start the servers one after the other, each for all its loads; `information` receives what they report."""
     plain_answers = PlainAnswers(plan.sampling)
-    for side, command in commands.items():
-        with Server(launch, command, log=folder / f"server_{side}.log", name=f"the {side} server") as server:
-            information[side] = _information(side, server)
-            measure_all({side: server}, plan, plain_answers, folder / RESULTS)
+    for start in range(plan.settings.starts):
+        for side in in_turn(commands, start):
+            log = folder / f"server_{side if start == 0 else f'{side}_{start + 1}'}.log"
+            with Server(launch, commands[side], log=log, name=f"the {side} server") as server:
+                information[side] = _information(side, server)
+                measure_all({side: server}, plan, plain_answers, folder / RESULTS, start=start)
 
 
 def measure_running(plan: BenchPlan, folder: Path, information: dict[Side, dict[str, Any]]) -> None:
@@ -100,14 +103,18 @@ def _information(side: Side, server: Server | RunningServer) -> dict[str, Any]:
 
 
 def measure_all(
-    servers: Mapping[Side, Server | RunningServer], plan: BenchPlan, plain_answers: PlainAnswers, results: Path
+    servers: Mapping[Side, Server | RunningServer],
+    plan: BenchPlan,
+    plain_answers: PlainAnswers,
+    results: Path,
+    *,
+    start: int = 0,
 ) -> None:
     """Measure every load on every server, in repeats; raise once a server has died, when what was measured is kept."""
     for repeat in range(plan.settings.repeats):
         for prompt_set, conversations in plan.conversations.items():
             for concurrency in plan.settings.concurrency:
-                # The order changes with the repeat, so that neither server always comes second.
-                for side in servers if repeat % 2 == 0 else reversed([*servers]):
+                for side in in_turn(servers, repeat):
                     server = servers[side]
                     result = plain_answers.measure(
                         server.url,
@@ -117,9 +124,15 @@ def measure_all(
                         plain=side == "plain",
                         progress=f"{side} {prompt_set} x{concurrency}",
                     )
-                    load = MeasuredLoad(side, prompt_set, concurrency, repeat, result)
+                    load = MeasuredLoad(side, prompt_set, concurrency, start, repeat, result)
                     append_lines(results, json_line(load.to_json()))  # on disk before the next load starts
                     _require_answers(server, result)
+
+
+def in_turn(sides: Iterable[Side], number: int) -> list[Side]:
+    """Return the sides for the repeat or start of this number: backwards every other time, so that none always comes
+    second."""
+    return [*sides] if number % 2 == 0 else [*sides][::-1]
 
 
 def _require_answers(server: Server | RunningServer, result: LoadResult) -> None:

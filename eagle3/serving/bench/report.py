@@ -69,7 +69,8 @@ DEFINITIONS = f"""\
   near-ties flip with the shape of a batch: how often shows on the plain side. Far fewer on the head's side mean that
   the server does not verify as it should, whatever its speed.
 - Speed-up: the ratio of the two servers' median TPOT, and of their tokens/s; geometric mean over repeats with a
-  {CONFIDENCE:.0%} interval (Student's t on the logarithms, one value a repeat). Speculation stops paying at the lowest
+  {CONFIDENCE:.0%} interval (Student's t on the logarithms, one value a repeat; with bench.starts, one a start, of all
+  its repeats). Speculation stops paying at the lowest
   concurrency where the interval of TPOT is not wholly above 1.
 - A conversation's next turn is sent when the answer before it is complete, with that answer where the row has none, as
   in a chat: the server's prefix cache then has its history. At a concurrency so many conversations are had at once.

@@ -7,7 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 
 import numpy as np
 
@@ -80,14 +80,14 @@ class Cell:
 
 def gather_cells(loads: Iterable[MeasuredLoad]) -> list[Cell]:
     """Gather what was measured, in the order in which it first was."""
-    found: dict[tuple[str, int], dict[Side, list[LoadResult]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[tuple[str, int], dict[Side, list[MeasuredLoad]]] = defaultdict(lambda: defaultdict(list))
     for load in loads:
-        found[load.prompt_set, load.concurrency][load.side].append(load.result)
+        found[load.prompt_set, load.concurrency][load.side].append(load)
     return [
         Cell(
             prompt_set,
             concurrency,
-            {side: summarise(results) for side, results in sides.items()},
+            {side: summarise([load.result for load in measured]) for side, measured in sides.items()},
             {side: compare(sides["plain"], sides[side]) for side in sides if side != "plain" and "plain" in sides},
         )
         for (prompt_set, concurrency), sides in found.items()
@@ -133,9 +133,17 @@ def acceptance_per_depth(histograms: Sequence[Sequence[int]]) -> list[float]:
     return [sum(exactly[depth:]) / sum(exactly) for depth in range(1, len(exactly))]
 
 
-def compare(plain: Sequence[LoadResult], head: Sequence[LoadResult]) -> SpeedUp:
-    """Compare repeat by repeat: the n-th of the plain target with the n-th of the head."""
-    pairs = [(summarise([before]), summarise([after])) for before, after in zip(plain, head, strict=False)]
+def compare(plain: Sequence[MeasuredLoad], head: Sequence[MeasuredLoad]) -> SpeedUp:
+    """Compare the n-th repeat of the plain target with the n-th of the head; if servers were started more than once,
+    all repeats of the n-th start with those of the n-th start."""
+    started_again = any(load.start for load in (*plain, *head))
+    before_after = [
+        [[each.result for each in measured] for _, measured in groupby(side, key=lambda load: load.start)]
+        if started_again
+        else [[each.result] for each in side]
+        for side in (plain, head)
+    ]
+    pairs = [(summarise(before), summarise(after)) for before, after in zip(*before_after, strict=False)]
     times = [(before.tpot, after.tpot) for before, after in pairs]
     return SpeedUp(
         tpot=mean_ratio([before.median / after.median for before, after in times if before and after]),
@@ -146,7 +154,7 @@ def compare(plain: Sequence[LoadResult], head: Sequence[LoadResult]) -> SpeedUp:
 
 
 def mean_ratio(ratios: Sequence[float]) -> Interval | None:
-    """Return the geometric mean with a 95 % interval by Student's t on the logarithms, one value a repeat."""
+    """Return the geometric mean with a 95 % interval by Student's t on the logarithms of independent ratios."""
     if not ratios:
         return None
     mean = mean_of([math.log(ratio) for ratio in ratios])

@@ -35,7 +35,7 @@ def test_every_repeat_measures_every_load_on_both_servers_in_turn(measured: tupl
 
 def test_results_survive_a_line_that_was_cut_short(tmp_path: Path) -> None:
     one = MeasuredLoad(
-        "head", "chät", 4, 0, LoadResult([ServedAnswer(output_tokens=3, histogram=(1, 2))], 2.0, 1.0, 3.0, True)
+        "head", "chät", 4, 0, 0, LoadResult([ServedAnswer(output_tokens=3, histogram=(1, 2))], 2.0, 1.0, 3.0, True)
     )
     append_lines(tmp_path / RESULTS, json_line(one.to_json()))
     with (tmp_path / RESULTS).open("a") as file:

@@ -54,7 +54,7 @@ def test_where_speculation_does_not_pay_the_verdict_says_who_looks_for_what_does
 
 def test_failures_and_one_sided_results_are_shown_as_such(tmp_path: Path) -> None:
     failing = LoadResult([ServedAnswer(error="HTTP 500")], 1.0, 1.0, 0.0, cache_flushed=False, ended={"no room": 2})
-    loads = [MeasuredLoad("head", "chat", 4, repeat, failing) for repeat in (0, 1)]
+    loads = [MeasuredLoad("head", "chat", 4, 0, repeat, failing) for repeat in (0, 1)]
     said = write_bench_report(loads, FACTS, tmp_path)
     assert said == "chat: plain target and head were not both measured"
     report = (tmp_path / "report.md").read_text()

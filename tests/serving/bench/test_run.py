@@ -1,5 +1,6 @@
 """action=bench: from servers to the report, which is written of whatever was measured."""
 
+import os
 import re
 import signal
 from dataclasses import replace
@@ -36,7 +37,7 @@ def test_bench_starts_the_servers_one_after_the_other_and_compares_them(
     tmp_path: Path, target_files: TargetFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sampling = {"temperature": 0.0, "max_new_tokens": 16}
-    settings = bench_settings(concurrency=[2], requests_per_place=2, repeats=2)
+    settings = bench_settings(concurrency=[2], requests_per_place=2, starts=2, repeats=1)
     fixed = Draft(head="head", **CHAIN)
     write_adaptive(tmp_path / "adaptive.json", {1: 2, 2: 1})
     plan = BenchPlan(settings, {"chat": [alone(PROMPT), alone(PROMPT[:9])]}, "all", sampling)
@@ -58,6 +59,12 @@ def test_bench_starts_the_servers_one_after_the_other_and_compares_them(
     assert "--speculative-num-draft-tokens 4" in results["servers"]["head"]
     assert f"--speculative-adaptive-config {tmp_path}/adaptive.json" in results["servers"]["adaptive"]
     assert "--speculative" not in results["servers"]["plain"]
+    sides = ["plain", "head", "adaptive"]
+    measured = [(0, side) for side in sides] + [(1, side) for side in reversed(sides)]
+    assert [(load.start, load.side) for load in read_results(tmp_path / RESULTS)] == measured
+    assert {f"server_{side}{number}.log" for side in sides for number in ("", "_2")} <= {*os.listdir(tmp_path)}
+    with pytest.raises(InputError, match=r"bench\.starts=2: servers that run .* leave out bench\.head_url"):
+        replace(settings, head_url="http://127.0.0.1:1")
     assert results["server_info"]["head"]["version"] == "0.5.17"
     said = capsys.readouterr().out.splitlines()
     assert re.match(r"chat: speculation (pays|stops paying) at", said[0])
@@ -114,7 +121,7 @@ def test_what_makes_numbers_less_comparable_is_noted(measured: tuple[Path, dict]
     results = read_results(measured[0] / RESULTS)
     found = find_notes(results, {"server_info": measured[1]}, plan())
     assert set(found) == {"chat", "code", "head server", "head server's scheduler"}
-    unflushed = MeasuredLoad("head", "chat", 1, 0, LoadResult([], 1.0, 1.0, 0.0, cache_flushed=False))
+    unflushed = MeasuredLoad("head", "chat", 1, 0, 0, LoadResult([], 1.0, 1.0, 0.0, cache_flushed=False))
     assert "prefix cache" in find_notes([*results, unflushed], {"server_info": {}}, plan())
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from eagle3.engine.timed import ServedAnswer
+from eagle3.serving.bench.loads import MeasuredLoad
 from eagle3.serving.bench.stats import (
     Interval,
     SpeedUp,
@@ -16,6 +17,7 @@ from eagle3.serving.bench.stats import (
     summarise,
 )
 from eagle3.serving.server.load import Agreement, LoadResult
+from eagle3.settings.serving import Side
 
 T_975 = {1: 12.7062, 2: 4.30265, 4: 2.77645}  # Student's t, by degrees of freedom: any printed table
 CUT = ServedAnswer(error="cut")
@@ -39,6 +41,12 @@ def load(*answers: ServedAnswer, seconds: float = 2.0) -> LoadResult:
     )
 
 
+def measured(side: Side, *results: LoadResult, starts: int = 1) -> list[MeasuredLoad]:
+    """Loads of one cell, as many of each start."""
+    per_start = len(results) // starts
+    return [MeasuredLoad(side, "chat", 4, *divmod(n, per_start), result) for n, result in enumerate(results)]
+
+
 def test_repeats_are_added_up_and_failed_requests_count_nowhere_else() -> None:
     repeats = [
         load(answer(0.1, 10, 0.2, (8, 0)), ServedAnswer(error="no room"), seconds=2),
@@ -58,7 +66,7 @@ def test_repeats_are_added_up_and_failed_requests_count_nowhere_else() -> None:
 def test_a_load_of_failures_alone_has_no_times() -> None:
     found = summarise([load(CUT)])
     assert (found.tpot, found.ttft, found.accept_length, found.throughput) == (None, None, None, 0.0)
-    assert compare([load(CUT)], [load(answer(0.1))]) == SpeedUp(None, None)
+    assert compare(measured("plain", load(CUT)), measured("head", load(answer(0.1)))) == SpeedUp(None, None)
 
 
 @pytest.mark.parametrize("ratios", [[2.0, 1.5], [1.2, 1.3, 1.1], [0.9, 1.0, 1.1, 1.05, 0.95]])
@@ -74,13 +82,28 @@ def test_the_interval_is_students_t_on_logarithms(ratios: list[float]) -> None:
 
 
 def test_repeats_are_paired_in_order_and_one_of_a_single_side_has_no_pair() -> None:
-    plain = [load(answer(0.2), seconds=4), load(answer(0.4), seconds=8)]
-    head = [load(answer(0.1), seconds=2), load(answer(0.2), seconds=4)]
+    plain = measured("plain", load(answer(0.2), seconds=4), load(answer(0.4), seconds=8))
+    head = measured("head", load(answer(0.1), seconds=2), load(answer(0.2), seconds=4))
     found = compare(plain, head)
     assert found.tpot is not None and found.throughput is not None
     for ratio in (found.tpot, found.throughput):
         assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
     assert compare(plain, head[:1]).tpot == Interval(pytest.approx(2.0), None, None)  # one repeat has no interval
+
+
+def test_servers_started_again_give_one_ratio_a_start_over_all_its_repeats() -> None:
+    times = [0.2, 0.4, 0.6, 0.8]
+    plain = measured("plain", *(load(answer(each), answer(each)) for each in times), starts=2)
+    head = measured("head", *(load(answer(0.1), seconds=2 * (1 + n)) for n in range(4)), starts=2)
+    found = compare(plain, head)
+    for ratio, expected in (
+        (found.tpot, [0.3 / 0.1, 0.7 / 0.1]),  # medians of both repeats
+        (found.throughput, [(22 / 6) / (44 / 4), (22 / 14) / (44 / 4)]),  # tokens over seconds of both
+    ):
+        wanted = mean_ratio(expected)
+        assert ratio is not None and wanted is not None
+        assert (ratio.value, ratio.low, ratio.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
+    assert compare(plain, head[:2]).tpot == Interval(pytest.approx(3.0), None, None)
 
 
 def gain(value: float, low: float | None = None) -> Interval:
