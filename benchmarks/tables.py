@@ -165,20 +165,17 @@ def proof() -> str:
     """What the README shows first, next to a picture of the enlarged target at T = 0."""
     titles = {"held_out": "held out", "mt_bench": "MT-bench"}
     runs = [
-        ("Qwen2.5-Coder-1.5B", "held_out", "0", "qwen25_coder_1_5b.json"),
-        ("Qwen2.5-Coder-1.5B", "mt_bench", "0", "qwen25_coder_1_5b.json"),
-        ("SmolLM2, enlarged to 8.5 B", "held_out", "0.7", "sglang_bench_smollm2_sampled.json"),
+        ("Qwen2.5-Coder-1.5B", "held_out", "0", SERVED_1_5B),
+        ("Qwen2.5-Coder-1.5B", "mt_bench", "0", SERVED_1_5B),
+        ("SmolLM2, enlarged to 8.5 B", "held_out", "0.7", ("sglang_bench_smollm2_sampled.json", "cells")),
     ]
     rows = []
-    for target, name, temperature, file in runs:
-        cells = served_cells(file)
-        gains = [
-            with_limits(cells[name, load]["speed_ups"]["head"]["tpot"]) if (name, load) in cells else "not measured"
-            for load in (1, 64)
-        ]
+    for target, name, temperature, of in runs:
+        cells = served_cells(*of)
+        gains = [with_limits(cells[name, load]["speed_ups"]["head"]["tpot"]) for load in (1, 16, 64)]
         length = f"{cells[name, 1]['sides']['head']['accept_length']:.2f}"
         rows.append([target, titles[name], temperature, length, *gains])
-    return markdown("target | prompts | T | accept length | 1 request | 64 requests", rows)
+    return markdown("target | prompts | T | accept length | 1 request | 16 | 64", rows)
 
 
 def with_limits(gain: dict[str, Any]) -> str:
@@ -191,12 +188,12 @@ def with_limits(gain: dict[str, Any]) -> str:
 def served_tails() -> str:
     """Speed-ups in the p90 / p99 of the time per token, of chains of 3."""
     rows = []
-    for target, file in (
-        ("SmolLM2, enlarged", "sglang_bench_smollm2_chain.json"),
-        ("Qwen2.5-Coder-1.5B", "qwen25_coder_1_5b.json"),
+    for target, of in (
+        ("SmolLM2, enlarged", ("sglang_bench_smollm2_chain.json", "cells")),
+        ("Qwen2.5-Coder-1.5B", SERVED_1_5B),
     ):
         of_set: dict[str, dict[int, str]] = {}
-        for (prompts, requests), cell in served_cells(file).items():
+        for (prompts, requests), cell in served_cells(*of).items():
             plain, head = (cell["sides"][side]["tpot"] for side in ("plain", "head"))
             of_set.setdefault(prompts, {})[requests] = (
                 f"{plain['p90'] / head['p90']:.2f} / {plain['p99'] / head['p99']:.2f}"
@@ -230,8 +227,7 @@ def fits() -> str:
         ],
         [
             "no disk",
-            "[features made while training](docs/how-to/live.md), on one host, not run on a GPU yet; the target then "
-            "works in each epoch",
+            "[features made while training](docs/how-to/live.md), on one host; the target then works in each epoch",
         ],
         ["not covered", "vision, DFlash, MTP"],
     ]
@@ -264,9 +260,12 @@ def cost_of_100000(whole: Any) -> tuple[str, float]:
     ] + 3 * epoch
 
 
-def served_cells(name: str) -> dict[tuple[str, int], Any]:
+SERVED_1_5B = ("served_1_5b.json", "greedy")
+
+
+def served_cells(name: str, of: str = "cells") -> dict[tuple[str, int], Any]:
     """Cells of a bench, by prompts and concurrent requests."""
-    return {(cell["prompt_set"], cell["concurrency"]): cell for cell in result(name)["cells"]}
+    return {(cell["prompt_set"], cell["concurrency"]): cell for cell in result(name)[of]}
 
 
 def times(cell: Any, what: str, form: str) -> str:
@@ -366,11 +365,40 @@ GAINS = ("tpot", "throughput")
 def served_1_5b() -> str:
     """What SGLang does with a head of Qwen2.5-Coder-1.5B-Instruct, at the target's own size."""
     rows = []
-    for (prompts, requests), cell in served_cells("qwen25_coder_1_5b.json").items():
+    sampled = served_cells(SERVED_1_5B[0], "sampled")
+    for key, cell in served_cells(*SERVED_1_5B).items():
         told = [with_limits(cell["speed_ups"]["head"][what]) for what in GAINS]
+        other = with_limits(sampled[key]["speed_ups"]["head"]["tpot"]) if key in sampled else ""
         length = f"{cell['sides']['head']['accept_length']:.2f}"
-        rows.append([prompts, f"{requests}", times(cell, "tpot", ".2f"), *told, times(cell, "ttft", ".0f"), length])
-    return markdown("prompts | requests | ms a token | time | throughput | first token, ms | accept length", rows)
+        rows.append([key[0], f"{key[1]}", times(cell, "tpot", ".2f"), *told, times(cell, "ttft", ".0f"), length, other])
+    titles = "prompts | requests | ms a token | time | throughput | first token, ms | accept length"
+    return markdown(f"{titles} | T = 0.7: time", rows)
+
+
+def accepted_1_5b() -> str:
+    """Accept length of the same head in chains of 1 to 8, in our decoder."""
+    rows = [
+        [name, sampling, *(f"{of['value']:.2f}" for of in chains.values())]
+        for name, samplings in result(SERVED_1_5B[0])["accepted"].items()
+        for sampling, chains in samplings.items()
+    ]
+    return markdown("prompts | answers | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8", rows)
+
+
+def live_run() -> str:
+    """One epoch on the same answers, from a store and with features made meanwhile."""
+    run = result("live_training.json")
+    rows = []
+    for name, features in (("stored", f"{run['features']['seconds']} s before"), ("live", "meanwhile")):
+        of = run[name]
+        first, steps = of["seconds_of_the_first_10_steps"], of["seconds"]["steps and validation"]
+        lengths = " / ".join(f"{each:.3f}" for each in of["served_accept_length"].values())
+        whole = f"{of['seconds']['in all']:.0f} s"
+        rows.append(
+            [name, features, whole, f"{first:.0f} s", f"{steps - first:.0f} s", f"{of['losses'][-1]:.4f}", lengths]
+        )
+    titles = "features | features made | train.py | first 10 steps | 186 steps and validation | last loss"
+    return markdown(f"{titles} | served, chains of 3 / 5 / 7", rows)
 
 
 def own_prompts_1_5b() -> str:
@@ -735,7 +763,7 @@ TABLES: dict[str, Callable[[], str]] = {
         quickstart, proof, fits, best, public_target, data_curve, several_answers, served_smollm2, served_1_5b,
         served_tails, own_prompts_1_5b, served_steps, epochs, heads, recipe, recipe_seeds, fixed_lm_head, attention,
         local_read, parity, loads, served_ways, long_answers, bounds, long_windows, long_texts, lm_head_decoded,
-        stored_or_live,
+        stored_or_live, live_run, accepted_1_5b,
     )
 } | {
     **{f"race_{peer.lower()}": partial(race, peer) for peer in PEERS},
