@@ -1,13 +1,14 @@
-"""From prompts to an exported head with the real commands, for a target of Llama-3.1-8B's shape on one GPU: how long.
+"""From prompts to an exported head with the real commands, for a target of Llama-3.1-8B's shape: how long.
 
     python benchmarks/time_to_head.py --work DIR --out benchmarks/results/time_to_head.json \
         --launch '{"python": "/path/to/sglang/venv/bin/python"}'          # 16 minutes, 137 GB in DIR
-    python benchmarks/time_to_head.py --work DIR2 --out FILE --until features --conversations 16384 \
-        --launch …                                      # on all GPUs, about 115 GB in DIR2
+    python benchmarks/time_to_head.py --work DIR2 --out FILE --conversations 65536 --one FIRST.json \
+        --launch …            # on all GPUs, here 8, 8,192 conversations each: 490 GB; FIRST.json: the same on one
     python benchmarks/time_to_head.py --work DIR3 --out DIR3/result.json --tiny       # every step on a CPU, 2 minutes
 
 Prompts of random words, 128 tokens each with their template; the weights are random, so an answer ends at its 256th
-token. Steps that DIR/steps.json names are not run again. For 100,000 conversations, what a step does for each token is
+token. Answers and features take all visible GPUs, one server each, and the training does with DDP, a pack on each.
+Steps that DIR/steps.json names are not run again. For 100,000 conversations, what a step does for each token is
 scaled by its own rate, and the start of servers and programs is counted once; for that, one GPU must be visible:
 CUDA_VISIBLE_DEVICES=0.
 """
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=512, help="that the server of answers decodes at a time")
     parser.add_argument("--launch", type=json.loads, default={}, help="keys of conf/launch, as JSON")
     parser.add_argument("--tiny", action="store_true", help="32 conversations of a tiny target, by Hugging Face")
+    parser.add_argument("--one", type=Path, help="result on one GPU: rates are also given as shares of n times those")
     parser.add_argument("--until", choices=["prompts", *GPU_STEPS, "export"], default="export")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -62,7 +64,7 @@ def main() -> None:
 
 
 def commands(options: argparse.Namespace, target: Path) -> dict[str, list[str]]:
-    work, engine, trainer = options.work.resolve(), "sglang", "gpu"
+    work, engine, trainer = options.work.resolve(), "sglang", "ddp" if torch.cuda.device_count() > 1 else "gpu"
     launch = [f"launch.{key}={as_override(value)}" for key, value in options.launch.items()]
     packs = ["data.pack_tokens=16384", "data.val_fraction=0.002"]
     if options.tiny:
@@ -133,7 +135,7 @@ def results(options: argparse.Namespace, steps: dict[str, dict[str, Any]]) -> di
         "features": options.conversations * (PROMPT_TOKENS + ANSWER_TOKENS),
         "training": options.conversations * (PROMPT_TOKENS + ANSWER_TOKENS),
     }
-    gpus = 0 if options.tiny else torch.cuda.device_count()  # of answers and features: training takes one
+    gpus = 0 if options.tiny else torch.cuda.device_count()
     found: dict[str, Any] = {"conversations": options.conversations, "gpus": gpus, "steps": steps}
     if "features" in steps:
         stored = steps["features"]["bytes"]
@@ -147,6 +149,13 @@ def results(options: argparse.Namespace, steps: dict[str, dict[str, Any]]) -> di
             hours[name] = (steps[name]["seconds"] + (WANTED / options.conversations - 1) * at_work) / 3600
         found["gpu_seconds"] = sum(steps[name]["seconds"] for name in GPU_STEPS)
         found["for_100000"] = {"gpu_hours": sum(hours.values()), **{f"{name}_hours": hours[name] for name in hours}}
+    if options.one:
+        one = read_json(options.one, made_by="benchmarks/time_to_head.py")["steps"]
+        found["share_of_n_times_one"] = {
+            name: steps[name]["tokens_per_s"] / one[name]["tokens_per_s"] / max(gpus, 1)
+            for name in GPU_STEPS
+            if name in steps
+        }
     return found
 
 
