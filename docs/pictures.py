@@ -236,33 +236,42 @@ def race(figure: Figure) -> list[str]:
 
 
 def speed_up(figure: Figure) -> list[str]:
-    """Speed-up over concurrency with its interval, for each prompt set; return the numbers shown."""
-    cells, axes, shown = tables.result("sglang_bench_smollm2_chain.json")["cells"], figure.subplots(), []
-    for prompt_set, title, colour in (
-        ("held_out", "prompts like the training's", OURS),
-        ("mt_bench", "MT-bench", OTHER),
-    ):
-        of_set = [cell for cell in cells if cell["prompt_set"] == prompt_set]
-        gains = [cell["speed_ups"]["head"]["tpot"] for cell in of_set]
-        places, values = [cell["concurrency"] for cell in of_set], [gain["value"] for gain in gains]
-        low, high = ([gain[end] for gain in gains] for end in ("low", "high"))
-        axes.fill_between(places, low, high, facecolor=(colour, 0.15), edgecolor=colour, linewidth=0.6)
-        axes.plot(places, values, marker="o", color=colour, label=title)
-        axes.annotate(f"{values[0]:.2f}", (places[0], values[0]), xytext=(6, 8), textcoords="offset points")
-        shown.append(f"{values[0]:.2f}")
-    axes.axhline(1, color=GUIDE, linewidth=0.8, linestyle="--")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(places, [str(place) for place in places])
-    axes.set(xlabel="concurrent requests", ylabel="times as fast per token", ylim=(0, 2.8))
-    axes.set_title(
-        "SmolLM2-135M enlarged to 8.5 B, chains of 3, greedy, one H200, SGLang 0.5.17", loc="left", fontsize=10
-    )
-    axes.annotate(
-        "the same server without a head", (places[0], 1), xytext=(-4, -13), textcoords="offset points", color=GUIDE,
-        fontsize=9,
-    )  # fmt: skip
-    axes.legend(frameon=False, loc="lower right")
+    """Speed-up over concurrency with its interval, for each target and prompt set; return the numbers shown."""
+    shown = []
+    figure.set_size_inches(9.6, 3.6)
+    for axes, (title, of) in zip(figure.subplots(1, 2, sharey=True), SERVED.items(), strict=True):
+        cells = tables.served_cells(*of)
+        for prompt_set, label, colour, lift in (
+            ("held_out", "prompts like the training's", OURS, 8),
+            ("mt_bench", "MT-bench", OTHER, -16),
+        ):
+            gains = {
+                load: cell["speed_ups"]["head"]["tpot"] for (name, load), cell in cells.items() if name == prompt_set
+            }
+            places, values = [*gains], [gain["value"] for gain in gains.values()]
+            low, high = ([gain[end] for gain in gains.values()] for end in ("low", "high"))
+            axes.fill_between(places, low, high, facecolor=(colour, 0.15), edgecolor=colour, linewidth=0.6)
+            axes.plot(places, values, marker="o", color=colour, label=label)
+            for end in (0, -1):
+                axes.annotate(
+                    f"{values[end]:.2f}", (places[end], values[end]), xytext=(0, lift), textcoords="offset points",
+                    ha="center",
+                )  # fmt: skip
+                shown.append(f"{values[end]:.2f}")
+        axes.axhline(1, color=GUIDE, linewidth=0.8, linestyle="--", label="the same server without a head")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(places, [str(place) for place in places])
+        axes.set(xlabel="concurrent requests", xlim=(0.8, 80), ylim=(0, 2.8))
+        axes.set_title(title, loc="left", fontsize=10)
+    figure.axes[0].set_ylabel("times as fast per token")
+    figure.axes[0].legend(frameon=False, loc="upper right", fontsize=9)
     return shown
+
+
+SERVED = {
+    "Qwen2.5-Coder-1.5B, at its own size": tables.SERVED_1_5B,
+    "SmolLM2-135M, enlarged to 8.5 B": ("sglang_bench_smollm2_chain.json", "cells"),
+}
 
 
 def growth(figure: Figure) -> list[str]:
