@@ -8,6 +8,10 @@ TORCH_NEWEST ?= torch
 export PYTHONDONTWRITEBYTECODE =
 # A test file runs in one process; the longest files start first.
 PYTEST = -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+# Which tests `make test` runs, for pytest; SELECT="-m 'not gpu'": the slow ones, too, in less time than after the others.
+SELECT ?=
+# Modules are compiled when they are first imported: most of what is installed never is.
+INSTALL = -m pip install --quiet --no-compile --constraint constraints.txt
 
 .PHONY: quickstart public-target test test-slow test-newest test-oldest lock docs outside-servers
 quickstart: .venv/quickstart  ## prompts → answers → features → training → export → check → accept length, on the bundled target
@@ -22,7 +26,7 @@ test: .venv/ready  ## lint, types, import order, tests
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy --num-workers 2
 	.venv/bin/lint-imports
-	.venv/bin/python $(PYTEST)
+	.venv/bin/python $(PYTEST) $(SELECT)
 
 test-slow: .venv/ready  ## tests that take many seconds or minutes each: launched ranks, a Ray cluster, the notebook, the site
 	.venv/bin/python $(PYTEST) -m 'slow and not gpu'
@@ -68,11 +72,11 @@ $(LLAMA_CPP)/build/bin/llama-server: | .venv/quickstart
 # What the quickstart needs; the tests add the rest to the same environment.
 .venv/quickstart: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt "$(TORCH)" --editable ".[prompts,bench]"
+	.venv/bin/python $(INSTALL) "$(TORCH)" --editable ".[prompts,bench]"
 	touch $@
 
 .venv/ready: .venv/quickstart
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	.venv/bin/python $(INSTALL) --editable ".[dev]"
 	touch $@
 
 .venv-newest/ready: pyproject.toml .venv-lock/ready

@@ -26,9 +26,11 @@ torch.set_num_threads(1)
 
 # The files that take minutes, the longest first: one that began last would leave the other processes without work.
 LONG = (
-    "test_cli.py", "test_pages.py", "training/test_training.py", "workers/test_cluster.py", "training/test_sweep.py",
-    "features/test_served.py", "test_kills.py", "test_notebook.py", "training/test_ddp.py", "data/test_ranks.py",
-    "training/test_loggers.py", "head/test_own_kind.py", "test_install.py", "test_numbers.py",
+    "test_pages.py", "training/test_sweep.py", "test_kills.py", "workers/test_cluster.py", "test_cli.py",
+    "benchmarks/test_public_target.py", "features/test_live.py", "test_notebook.py", "training/test_training.py",
+    "training/test_ddp.py", "data/test_ranks.py", "head/test_own_kind.py", "answers/test_served.py",
+    "features/test_served.py", "target_prompts/test_stage.py", "training/test_loggers.py",
+    "prompts/overlap/test_duplicates.py", "test_install.py", "test_numbers.py",
 )  # fmt: skip
 
 
