@@ -82,6 +82,9 @@ LLAMA_8B = {
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "rope_theta": 500000.0,
     "max_position_embeddings": 16384,
 }  # fmt: skip
+LLAMA_70B = LLAMA_8B | {
+    "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
+}  # fmt: skip
 
 
 def random_target(folder: Path, *, sizes: dict[str, Any] = LLAMA_8B, device: str = "cuda") -> Path:

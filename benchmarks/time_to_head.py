@@ -4,6 +4,8 @@
         --launch '{"python": "/path/to/sglang/venv/bin/python"}'          # 16 minutes, 137 GB in DIR
     python benchmarks/time_to_head.py --work DIR2 --out FILE --conversations 65536 --one FIRST.json \
         --launch …            # on all GPUs, here 8, 8,192 conversations each: 490 GB; FIRST.json: the same on one
+    python benchmarks/time_to_head.py --work DIR4 --out FILE --shape 70b --trainer fsdp --conversations 1024 \
+        --launch '{"tp_size": 4, …}'                    # 141 GB of weights, on eight GPUs two servers
     python benchmarks/time_to_head.py --work DIR3 --out DIR3/result.json --tiny       # every step on a CPU, 2 minutes
 
 Prompts of random words, 128 tokens each with their template; the weights are random, so an answer ends at its 256th
@@ -23,7 +25,7 @@ from statistics import harmonic_mean
 from typing import Any
 
 import torch
-from engine_rates import random_target
+from engine_rates import LLAMA_8B, LLAMA_70B, random_target
 from result import as_override, call, write_result
 from transformers import AutoTokenizer
 
@@ -34,6 +36,7 @@ TINY = {
     "vocab_size": 4096, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024,
 }  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {"8b": {"sizes": LLAMA_8B}, "70b": {"sizes": LLAMA_70B, "device": "cpu"}}
 GPU_STEPS = ("answers", "features", "training")
 
 
@@ -44,13 +47,15 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=20_000)
     parser.add_argument("--dtype", default="fp8", help="of the features")
     parser.add_argument("--requests", type=int, default=512, help="that the server of answers decodes at a time")
+    parser.add_argument("--shape", choices=SHAPES, default="8b", help="of the target, Llama's")
+    parser.add_argument("--trainer", choices=["gpu", "ddp", "fsdp"], help="gpu on one GPU, ddp on several")
     parser.add_argument("--launch", type=json.loads, default={}, help="keys of conf/launch, as JSON")
     parser.add_argument("--tiny", action="store_true", help="32 conversations of a tiny target, by Hugging Face")
     parser.add_argument("--one", type=Path, help="result on one GPU: rates are also given as shares of n times those")
     parser.add_argument("--until", choices=["prompts", *GPU_STEPS, "export"], default="export")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    made: dict[str, Any] = {"sizes": TINY, "device": "cpu"} if options.tiny else {}
+    made = {"sizes": TINY, "device": "cpu"} if options.tiny else SHAPES[options.shape]
     options.conversations = 32 if options.tiny else options.conversations
     target = random_target(options.work / "target", **made)
     write_prompts(options.work / "prompts.jsonl", target, options.conversations)
@@ -64,7 +69,8 @@ def main() -> None:
 
 
 def commands(options: argparse.Namespace, target: Path) -> dict[str, list[str]]:
-    work, engine, trainer = options.work.resolve(), "sglang", "ddp" if torch.cuda.device_count() > 1 else "gpu"
+    work, engine = options.work.resolve(), "sglang"
+    trainer = options.trainer or ("ddp" if torch.cuda.device_count() > 1 else "gpu")
     launch = [f"launch.{key}={as_override(value)}" for key, value in options.launch.items()]
     packs = ["data.pack_tokens=16384", "data.val_fraction=0.002"]
     if options.tiny:
@@ -136,7 +142,9 @@ def results(options: argparse.Namespace, steps: dict[str, dict[str, Any]]) -> di
         "training": options.conversations * (PROMPT_TOKENS + ANSWER_TOKENS),
     }
     gpus = 0 if options.tiny else torch.cuda.device_count()
-    found: dict[str, Any] = {"conversations": options.conversations, "gpus": gpus, "steps": steps}
+    found: dict[str, Any] = {
+        "shape": options.shape, "conversations": options.conversations, "gpus": gpus, "steps": steps,
+    }  # fmt: skip
     if "features" in steps:
         stored = steps["features"]["bytes"]
         found |= {"features_dtype": options.dtype, "features_bytes": stored}
@@ -154,7 +162,7 @@ def results(options: argparse.Namespace, steps: dict[str, dict[str, Any]]) -> di
         found["share_of_n_times_one"] = {
             name: steps[name]["tokens_per_s"] / one[name]["tokens_per_s"] / max(gpus, 1)
             for name in GPU_STEPS
-            if name in steps
+            if name in steps and one[name]["tokens_per_s"]  # None: the step was over before it had a rate
         }
     return found
 
