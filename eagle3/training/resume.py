@@ -257,8 +257,8 @@ def require_checkpoint_fits(
     differing = differing_settings(record.settings, settings)
     if differing:
         raise InputError(
-            f"ckpt_path={path} was trained with other settings ({', '.join(differing)}); give those of that run "
-            f"(.hydra/overrides.yaml in its folder), or start a new training without ckpt_path"
+            f"ckpt_path={path} was trained with other settings ({', '.join(differing)}); give those of that run, "
+            f"or start a new training without ckpt_path"
         )
     if record.origin.hash != source.fingerprint:
         log.warning(
