@@ -11,6 +11,7 @@ from pathlib import Path
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
 from eagle3.adapters.hydra import (
+    UNKNOWN_DEFAULT,
     UNKNOWN_KEY,
     UNKNOWN_OPTION,
     UNKNOWN_PLUGIN,
@@ -114,6 +115,8 @@ def wrong_override(error: Exception) -> str:
                 return f"{top}={rest}/{name} is no option; {PATHS[top]} is {top}.path={rest}/{name}"
             return f"{no_option(group, name, options)}; {PATHS[top]} is {top}.path={name}"
         return no_option(group, name, options)
+    if default := UNKNOWN_DEFAULT.match(message):
+        return f"{default['file']}.yaml: its defaults name {default['option']}, which is no option; correct that file"
     return message.strip()
 
 

@@ -20,6 +20,7 @@ from eagle3.errors import InputError
 from eagle3.head.divergence import CrossEntropyTv
 from eagle3.head.loss import UnrollLoss
 from eagle3.settings.check import check_settings, checked_run
+from eagle3.settings.parts import Part
 from eagle3.settings.types import shown
 from eagle3.training.callbacks import BestCheckpoint, EarlyStopping
 from eagle3.training.optim import MuonCosine
@@ -233,7 +234,7 @@ OWN_LOSS, OWN_OPTIM = (
 OWN_CALLBACKS = [f"callbacks.best._target_={__name__}.OwnBest", f"callbacks.early_stopping._target_={__name__}.OwnStop"]
 DERIVED: list[tuple[list[str], str, str]] = [
     ([OWN_LOSS], "loss.decay=-1", "loss.decay=-1 must be above 0"),
-    ([OWN_LOSS], "+loss.frist=3", "loss.frist is not a key of this config"),
+    ([OWN_LOSS], "+loss.frist=3", "OwnLoss, which takes decay, normalize, divergence, first"),
     ([OWN_OPTIM], "optim.betas=[0.9,2]", "optim.betas[1]=2 must be below 1"),
     (["loss=soft_cross_entropy"], f"+loss.divergence={{_target_:{__name__}.OwnTv,tv_weight:2}}",
      "loss.divergence.tv_weight=2 must be at most 1"),
@@ -252,6 +253,12 @@ def test_a_class_derived_from_one_of_ours_keeps_the_ranges_of_its_keys(
     with pytest.raises(InputError) as refused:
         check_settings(composed("train", *derived, override), "train")
     assert line in str(refused.value)
+
+
+def test_an_own_part_is_derived_from_the_class_that_its_group_needs() -> None:
+    part = Part(f"{__name__}.AnyLoss", {"decay": 1.0, "normalize": "token"})
+    with pytest.raises(InputError, match=r"AnyLoss must be derived from eagle3\.head\.loss\.UnrollLoss$"):
+        part.build_kind("loss", UnrollLoss)
 
 
 @pytest.mark.parametrize("override", ["+loss.first=[1,2]", "~loss.normalize", "+callbacks.early_stopping.slack=-9"])

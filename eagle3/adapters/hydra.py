@@ -152,6 +152,7 @@ UNKNOWN_KEY = re.compile(r"Could not override '(?P<key>.+?)'")
 NOT_A_NAME = re.compile(r"Config group override (deletion value )?must be a string")
 NO_SLURM = re.compile(r'Could not detect "srun"')  # submitit's words
 UNKNOWN_PLUGIN = re.compile(r"Could not (?:find|load) '(?P<group>hydra/\w+)/(?P<option>\w+)'")
+UNKNOWN_DEFAULT = re.compile(r"In '(?P<file>.+)': Could not load '(?P<option>.+)'")
 UNKNOWN_OPTION = re.compile(
     r"Could not find '(?P<group>.+)/(?P<option>.+?)'\s+Available options in '.+?':(?P<options>[\w\s-]+)"
 )

@@ -28,9 +28,11 @@ from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import SampleFilter
 from eagle3.errors import InputError, require_packages
 from eagle3.features.concat import open_recorded, open_source
+from eagle3.features.loss_mask import AllTurns
 from eagle3.features.source import FeatureSource
 from eagle3.head.build import StartHead
 from eagle3.head.head import Head
+from eagle3.head.loss import UnrollLoss
 from eagle3.head.registry import kind_named
 from eagle3.head_files.init_from import read_start
 from eagle3.head_files.record import Origin
@@ -187,7 +189,7 @@ def build_data(run: TrainRun, source: FeatureSource, head: Head) -> FeatureData:
         source=source,
         rules=rules,
         prepare=partial(kind_named(head.kind).prepare, ttt_steps=run.ttt_steps),
-        loss_mask=run.loss_mask.build(),
+        loss_mask=run.loss_mask.build_kind("loss_mask", AllTurns),
         seed=run.seed,
     )
 
@@ -207,7 +209,7 @@ def build_module(run: TrainRun, head: Head, data: FeatureData, start: StartHead 
     )
     return HeadTraining(
         head=head,
-        loss=run.loss.build(),
+        loss=run.loss.build_kind("loss", UnrollLoss),
         optim=run.optim.build(),
         ttt_steps=run.ttt_steps,
         kernels=run.kernels.build(),

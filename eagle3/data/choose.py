@@ -39,6 +39,11 @@ def choose_samples(
     store = as_setting(source.location)
     selected = rules.select(source.samples, source.location)
     fitting = loss_mask.select(selected)
+    if not isinstance(fitting, Samples):
+        raise InputError(
+            f"loss_mask={type(loss_mask).__name__}: its select returns {type(fitting).__name__}; return Samples, e.g. "
+            f"samples.take(positions)"
+        )
     samples = fitting[: settings.limit_samples]
     if type(loss_mask) is not AllTurns:  # the index counts anchors of unmasked answers only
         read = source.without_features if isinstance(source, MadeOnDemand) else source.read

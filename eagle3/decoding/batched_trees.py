@@ -137,7 +137,7 @@ class SteppedTrees:
     @torch.inference_mode()
     def places(self, roots: range, topk: int, steps: int) -> Int[Tensor, "P K K"]:
         head, target = self.speculator.head, self.speculator.target
-        cached = kind_named(head.kind).cached(head, target.embedding, len(self.ids) + steps, window=self.window)
+        cached = kind_named(head.kind).drafting(head, target.embedding, len(self.ids) + steps, window=self.window)
         found, confirmed = torch.empty(len(roots), steps, steps, dtype=torch.int32), 0
         for position, root in enumerate(roots):
             hidden = cached.confirm(self.aux_hidden_states[confirmed:root], self.ids[confirmed + 1 : root + 1])

@@ -136,7 +136,7 @@ class Speculator:
         kind = kind_named(self.head.kind)
         kind.require_steps(self.head.config, steps)
         room = len(prompt_ids) + max_new_tokens + steps
-        cached = kind.cached(self.head, self.target.embedding, room, window=draft_window)
+        cached = kind.drafting(self.head, self.target.embedding, room, window=draft_window)
         accepted, verifications, behind_stop = [0] * steps, 0, 0
         sampling: Sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
         with verifier(self.target, self.capture_layers, seed=seed, **sampling) as reader:

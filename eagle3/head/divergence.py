@@ -181,6 +181,8 @@ def require_consistent(divergence: Divergence, vocab_size: int, device: torch.de
                 f"{name} has a value of shape {shape} for {list(logits.shape)} logits; return one value "
                 f"per row, e.g. a sum over the last dimension"
             )
+        if value.isnan().any():
+            raise InputError(f"{name} is nan for random logits of draft and target; correct it, e.g. 0 · log 0")
         if plain and not value.requires_grad:
             raise InputError(
                 f"{name} has a value that autograd cannot differentiate by its first argument, the draft's logits; "

@@ -3,7 +3,7 @@
 Shapes: any leading dimensions R; H hidden size, V target and D draft vocabulary.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from eagle3.errors import InputError
 from eagle3.storage.records import Record
 from eagle3.target.facts import TargetConfig
 
@@ -32,7 +33,11 @@ class HeadSizes(Record):
         """Take values that are missing in `settings`, or None, from the target; options of the head default to off."""
         given = {name: value for name, value in settings.items() if value is not None}
         shared = {field.name for field in fields(cls)} & {field.name for field in fields(target)}
-        return cls(**{name: getattr(target, name) for name in shared} | given)
+        values = {name: getattr(target, name) for name in shared} | given
+        for each in fields(cls):
+            if each.name not in values and each.default is each.default_factory is MISSING:
+                raise InputError(f"model.{each.name} is not set; {cls.__name__} has no default for it, so give a value")
+        return cls(**values)
 
 
 class RMSNorm(nn.Module):

@@ -6,7 +6,7 @@ target and D draft vocabulary.
 """
 
 from dataclasses import asdict, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -21,6 +21,7 @@ from eagle3.target.facts import TargetConfig
 Path = tuple[Tensor, ...]  # the state of drafted nodes; each tensor has one row per node
 
 
+@runtime_checkable
 class Drafting(Protocol):
     """One decode: rows that the target has confirmed, and steps down the paths of drafted trees."""
 
@@ -82,6 +83,16 @@ class Kind:
     def cached(self, head: Any, embedding: Float[Tensor, "V H"], room: int, *, window: int | None = None) -> Drafting:
         """Start a decode of at most `room` confirmed rows, which drafts as `unroll` trained."""
         raise NotImplementedError
+
+    def drafting(self, head: Any, embedding: Float[Tensor, "V H"], room: int, *, window: int | None = None) -> Drafting:
+        """Return what `cached` does, after a look at its methods."""
+        started = self.cached(head, embedding, room, window=window)
+        if not isinstance(started, Drafting):
+            raise InputError(
+                f"model.kind={self.name}: its cached returns {type(started).__name__}; return an object with the "
+                f"methods confirm, root and step"
+            )
+        return started
 
     def to_json(self, config: Any) -> dict[str, Any]:
         """Return the content of config.json, except for the architecture, the dtype and the captured layers."""

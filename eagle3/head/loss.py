@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
+from eagle3.errors import InputError
 from eagle3.head.batch import TttBatch
 from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence
 from eagle3.head.draft_vocab import membership
@@ -78,7 +79,7 @@ def plain_loss(
         losses.append(divergence * (counts & in_vocabulary[asked]))
         correct.append(counts & (head.draft_ids[logits.argmax(-1)] == pack.teacher_argmax[asked]))
     in_all, right = torch.stack(losses), torch.stack(correct)
-    weight = objective.weights(batch, len(hidden), in_all.dtype)
+    weight = objective.weights_of(batch, len(hidden), in_all.dtype)
     return (in_all * weight).sum(), UnrollMetrics.of(trained, right, in_all.detach())
 
 
@@ -122,6 +123,16 @@ class UnrollLoss(LossSettings):
     def weights(self, batch: TttBatch, ttt_steps: int, dtype: torch.dtype) -> Float[Tensor, "K R"]:
         step = torch.arange(ttt_steps, device=batch.anchors.device, dtype=dtype)
         return self.anchor_weights(batch, dtype) * torch.pow(self.decay, step)[:, None]
+
+    def weights_of(self, batch: TttBatch, ttt_steps: int, dtype: torch.dtype) -> Float[Tensor, "K R"]:
+        """Return `weights`, of which a subclass may have its own, after a look at the shape."""
+        weights, shape = self.weights(batch, ttt_steps, dtype), (ttt_steps, len(batch.anchors))
+        if weights.shape != shape:
+            raise InputError(
+                f"loss={type(self).__name__}: its weights have the shape {list(weights.shape)}, not {list(shape)}; "
+                f"return (K steps, R anchors) from `weights`, and (R,) from `anchor_weights`"
+            )
+        return weights
 
 
 def accept_length(alive: Num[Tensor, " K"], anchors: Num[Tensor, ""]) -> Float[Tensor, ""]:

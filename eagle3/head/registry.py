@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3
-from eagle3.head.head import Head
+from eagle3.head.head import Head, HeadSizes, RMSNorm
 from eagle3.head.kind import Kind
 from eagle3.settings.parts import WHERE, imported
 
@@ -28,6 +28,12 @@ def kind_named(name: str) -> Kind:
             f"model.kind={name} is no subclass or instance of eagle3.head.kind.Kind; give {EAGLE3.name}, or the import "
             f"path of one ({WHERE})"
         )
+    lacking = [each for each in ("new_head", "unroll", "cached") if getattr(type(kind), each) is getattr(Kind, each)]
+    config_type = getattr(kind, "config_type", None)
+    if not (isinstance(config_type, type) and issubclass(config_type, HeadSizes)):
+        lacking.append("config_type, a subclass of eagle3.head.head.HeadSizes")
+    if lacking:
+        raise InputError(f"model.kind={name} lacks {', '.join(lacking)}; add that to the class")
     kind.name = name
     return kind
 
@@ -58,5 +64,17 @@ def _places(name: str) -> Iterator[Path]:
 def new_head(kind: Kind, config: Any, draft_ids: Int[Tensor, " D"]) -> Head:
     """Make a head that knows its kind, and whose weights the caller sets."""
     head = kind.new_head(config, draft_ids)
+    norm, lm_head = getattr(head, "norm", None), getattr(head, "lm_head", None)
+    sizes = (config.draft_vocab_size, config.hidden_size)
+    if not (
+        isinstance(norm, RMSNorm)
+        and norm.weight.shape == sizes[1:]
+        and isinstance(lm_head, nn.Linear)
+        and (lm_head.weight.shape, lm_head.bias) == (sizes, None)
+    ):
+        raise InputError(
+            f"model.kind={kind.name}: the losses need other modules in its head; make norm = RMSNorm(hidden_size, "
+            f"rms_norm_eps) and lm_head = nn.Linear(hidden_size, draft_vocab_size, bias=False)"
+        )
     head.kind = kind.name
     return head

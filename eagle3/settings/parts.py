@@ -20,6 +20,7 @@ from eagle3.settings.types import OPEN, STRICT, UNKNOWN, Settings, fault, valida
 
 Schema = TypeVar("Schema")
 Kind = TypeVar("Kind", bound=Settings)
+Built = TypeVar("Built")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,13 @@ class Part:
         except TypeError as error:
             raise InputError(f"_target_={self.target} cannot be built ({error}); correct its keys") from None
         return made(**given)
+
+    def build_kind(self, group: str, base: type[Built]) -> Built:
+        """Build a part whose class may be the user's own, and must be derived from one of ours."""
+        made = self.build()
+        if not isinstance(made, base):
+            raise InputError(f"{group}._target_={self.target} must be derived from {base.__module__}.{base.__name__}")
+        return made
 
     def read(self, kind: type[Kind]) -> Kind:
         """Make settings of this kind from the keys that have its fields' names."""
@@ -178,5 +186,7 @@ def _require_taken(target: str, keys: dict[Any, Any]) -> Any:
         validated(schema, others)
     if others and not rest:
         key, value = next(iter(others.items()))
-        raise fault(str(key), value=value, rule=UNKNOWN)
+        own = target not in PARTS
+        rule = f"is no argument of {target}, which takes {', '.join(parameters) or 'none'}" if own else UNKNOWN
+        raise fault(str(key), value=value, rule=rule)
     return found

@@ -232,7 +232,22 @@ class HeadTraining(lightning.LightningModule):
 
     def compute_loss(self, batch: TttBatch) -> tuple[Tensor, UnrollMetrics]:
         hidden = self.kind.unroll(self.head, self.embedding, batch, self.ttt_steps, self.kernels)
-        return self.loss(self.head, hidden, self.teacher_head, batch, self.kernels.loss, self.logit_transform)
+        shape, kind = (len(batch.anchors), self.head.config.hidden_size), f"model.kind={self.kind.name}"
+        states = [tuple(each.shape) for each in hidden] if isinstance(hidden, list) else type(hidden).__name__
+        if states != [shape] * self.ttt_steps:
+            raise InputError(
+                f"{kind}: its unroll returns {states}; return a list of {self.ttt_steps} tensors of shape {shape}: the "
+                f"state of each step at each anchor"
+            )
+        if torch.is_grad_enabled() and not any(each.requires_grad for each in hidden):
+            raise InputError(
+                f"{kind}: what its unroll returns has no gradient; compute it without detach() or no_grad()"
+            )
+        made = self.loss(self.head, hidden, self.teacher_head, batch, self.kernels.loss, self.logit_transform)
+        if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], UnrollMetrics)):
+            name, returned = type(self.loss).__name__, type(made).__name__
+            raise InputError(f"loss={name} returns {returned}; return the loss and UnrollMetrics")
+        return made
 
     def loss_and_sums(self, batch: TttBatch) -> tuple[Float[Tensor, ""], Float[Tensor, " sums"]]:
         loss, metrics = self.compute_loss(batch)

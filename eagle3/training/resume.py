@@ -245,6 +245,10 @@ def require_checkpoint_fits(
     differing = differing_settings({"kind": record.kind, **record.head_config}, now)
     if not torch.equal(checkpoint.weights["head.draft_ids"], head.draft_ids):
         differing.append("other tokens in the draft vocabulary, which is chosen from the store's answers")
+    then = {(name, each.shape) for name, each in checkpoint.weights.items() if name.startswith("head.")}
+    changed = then ^ {(f"head.{name}", each.shape) for name, each in head.state_dict().items()}
+    if changed and not differing:
+        differing.append(f"{min(changed)[0]} of another shape, or not in both: the class of the kind has changed")
     if differing:
         raise InputError(
             f"ckpt_path={path} has another head than this run ({', '.join(differing)}); give the model.* settings, "
@@ -253,8 +257,8 @@ def require_checkpoint_fits(
     differing = differing_settings(record.settings, settings)
     if differing:
         raise InputError(
-            f"ckpt_path={path} was trained with other settings ({', '.join(differing)}); give those of that run "
-            f"(.hydra/overrides.yaml in its folder), or start a new training without ckpt_path"
+            f"ckpt_path={path} was trained with other settings ({', '.join(differing)}); give those of that run, "
+            f"or start a new training without ckpt_path"
         )
     if record.origin.hash != source.fingerprint:
         log.warning(

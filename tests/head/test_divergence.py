@@ -139,6 +139,7 @@ WRONG = {
     "in_place": (lambda draft, target: -(draft.sub_(1) * target.softmax(-1)).sum(-1), "fails for [4, 200] logits"),
     "summed": (lambda draft, target: -(draft * target.softmax(-1)).sum(), "has a value of shape [] for [4, 200]"),
     "detached": (lambda draft, target: -(draft.detach() * target).sum(-1), "autograd cannot differentiate"),
+    "nan": (lambda draft, target: draft.sum(-1) * torch.nan, "is nan for random logits"),
     "of_one": (lambda draft: draft.logsumexp(-1), "fails for [4, 200] logits"),
 }
 

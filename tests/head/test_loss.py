@@ -1,12 +1,16 @@
 """The loss and the metrics against direct formulas in float64."""
 
+from typing import Any
+
 import pytest
 import torch
 from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples, ttt_batch
+from kernel_cases import chunked
 from stores import with_last_in_float32
 
+from eagle3.errors import InputError
 from eagle3.head.anchors import anchors_and_steps
-from eagle3.head.loss import UnrollLoss, accept_length
+from eagle3.head.loss import ComputeLoss, UnrollLoss, accept_length, plain_loss
 from eagle3.head.unroll import unroll
 from eagle3.target.facts import LogitTransform
 
@@ -73,6 +77,22 @@ def test_a_pack_weighs_its_share_of_the_optimizer_step(normalize: str) -> None:
         for batch in (alone, ttt_batch(ragged_samples(), ttt_steps=STEPS, **step))
     )
     torch.testing.assert_close(4 * quarter, whole)
+
+
+@pytest.mark.parametrize("compute", [plain_loss, chunked(7)])
+@pytest.mark.parametrize(
+    ("part", "shape", "said"), [("weights", (45, 3), r"\[45, 3\]"), ("anchor_weights", 2, r"\[3, 2\]")]
+)
+def test_weights_of_another_shape_are_one_line(
+    part: str, shape: Any, said: str, compute: ComputeLoss, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, batch = make_head().requires_grad_(False), ttt_batch(ragged_samples(), ttt_steps=STEPS)
+    monkeypatch.setattr(UnrollLoss, part, lambda *_: torch.ones(shape))
+    objective, outputs = UnrollLoss(decay=DECAY, normalize="token"), unroll(head, EMBEDDING, batch, STEPS)
+    with pytest.raises(
+        InputError, match=rf"^loss=UnrollLoss: its weights have the shape {said}, not \[3, \d+\]; return"
+    ):
+        objective(head, outputs, TEACHER_HEAD, batch, compute)
 
 
 def test_under_autocast_close_teacher_tokens_are_not_blurred() -> None:

@@ -72,6 +72,9 @@ def test_what_the_kind_cannot_do_is_one_line(folder: Path) -> None:
         done = run_script(name, *OURS, *words, "hydra.run.dir=outputs/refused", cwd=folder)
         assert done.returncode == 1 and message in done.stderr, done.stderr
         assert done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
+    (folder / "team/conf/model/slip.yaml").write_text("defaults: [eagle32, _self_]\n")
+    done = run_script("train", *OURS, "model=slip", "data.path=outputs/five/features", cwd=folder)
+    assert "model/slip.yaml: its defaults name model/eagle32, which is no option" in done.stderr
     done = run_script("serve", "action=check", *serve[:2], cwd=folder)  # where the module is not found
     assert done.returncode == 1 and "model.kind=blocks.Blocks" in done.stderr and "--config-dir" in done.stderr
 

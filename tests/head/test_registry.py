@@ -1,21 +1,26 @@
 """Other kinds of heads: a second kind, which exists only in tests, trains, is exported and decodes."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from exported_head import export_head
 from fitted_head import LAYERS, PROMPT, TREE, fitted_head, small_target
+from heads import ttt_batch
 from stores import random_samples, write_store
+from torch import Tensor, nn
 from training_runs import Run
-from two_layer_head import TwoLayerHead
+from two_layer_head import TwoLayerHead, TwoLayers
 
 from eagle3.decoding.batched_trees import BatchedTrees, SteppedTrees
 from eagle3.decoding.replay import answer_all, record
 from eagle3.decoding.speculate import Speculator, plain_greedy
 from eagle3.errors import InputError
-from eagle3.head.draft_head import HeadConfig
-from eagle3.head.registry import kind_in, kind_named
+from eagle3.head.draft_head import DraftHead, HeadConfig
+from eagle3.head.kind import Kind
+from eagle3.head.registry import kind_in, kind_named, new_head
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import load_head
 from eagle3.serving.head.export import read_trained
@@ -104,6 +109,86 @@ def test_a_kind_is_a_class_or_an_instance_and_a_module_that_fails_says_why(
     (tmp_path / "failing_kind.py").write_text("import nothing_at_all\n")
     with pytest.raises(InputError, match=r"model\.kind=failing_kind\.Kind cannot be imported .*nothing_at_all"):
         kind_named("failing_kind.Kind")
+
+
+class Unfinished(Kind):
+    def new_head(self, config: HeadConfig, draft_ids: Tensor) -> DraftHead:
+        return DraftHead(config, draft_ids)
+
+
+class OtherHead(TwoLayers):
+    def new_head(self, config: HeadConfig, draft_ids: Tensor) -> TwoLayerHead:
+        head = TwoLayerHead(config, draft_ids)
+        head.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size)  # with a bias
+        return head
+
+    def cached(self, *arguments: Any, **settings: Any) -> Any:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithSize(HeadConfig):
+    size: int
+
+
+def test_what_a_kind_lacks_is_one_line() -> None:
+    with pytest.raises(
+        InputError, match=r"Unfinished lacks unroll, cached, config_type, a subclass of .*HeadSizes; add"
+    ):
+        kind_named(f"{__name__}.Unfinished")
+    kind, head = kind_named(f"{__name__}.OtherHead"), head_for_target()
+    with pytest.raises(InputError, match=r"OtherHead: the losses need other modules .*bias=False"):
+        new_head(kind, head.config, head.draft_ids)
+    with pytest.raises(InputError, match=r"OtherHead: its cached returns NoneType; return .*confirm, root and step"):
+        kind.drafting(head, torch.zeros(3), 1)
+    with pytest.raises(InputError, match=r"model\.size is not set; WithSize has no default"):
+        WithSize.for_target(small_target().facts, num_captured_layers=3, draft_vocab_size=40)
+
+
+def test_what_an_own_part_returns_wrong_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(20)), "ttt_steps=2")
+    module, kind = run.module, type(run.module.kind)
+    module.choose_kernels(torch.device("cpu"), "32-true")
+    batch = ttt_batch([run.data.read(run.data.train_samples[0])], ttt_steps=2)
+    states = module.kind.unroll(module.head, module.embedding, batch, 2, module.kernels)
+    returned: Any
+    for returned, said in (
+        (torch.stack(states), r"its unroll returns Tensor; return a list of 2 tensors of shape \("),
+        (states[:1], r"its unroll returns \[\(\d+, \d+\)\]; return"),
+        ([each[:1] for each in states], r"its unroll returns \[\(1, \d+\), "),
+        ([each.detach() for each in states], r"what its unroll returns has no gradient"),
+    ):
+        monkeypatch.setattr(kind, "unroll", lambda *_, returned=returned: returned)
+        with pytest.raises(InputError, match=rf"^model\.kind=eagle3: {said}"):
+            module.compute_loss(batch)
+    monkeypatch.setattr(kind, "unroll", lambda *_: states)
+    module.loss = lambda *_: torch.zeros(())
+    with pytest.raises(InputError, match=r"^loss=function returns Tensor; return the loss and UnrollMetrics"):
+        module.compute_loss(batch)
+
+
+def test_a_class_that_has_changed_since_the_training_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = write_store(tmp_path / "features", random_samples(20))
+    run = Run(tmp_path / "run", store, "model.kind=two_layer_head.TwoLayers", "trainer.max_epochs=1", "ttt_steps=2")
+    run.fit()
+    checkpoint = tmp_path / "run/checkpoints/last.ckpt"
+    run.module.head.second_o = nn.Linear(2, 2)
+    with pytest.raises(InputError, match=r"has another head than this run \(head\.second_o\.bias of another shape"):
+        require_checkpoint_fits(read_resumed(str(checkpoint)), run.data.source, run.module.head, run.module.settings)
+    make = TwoLayers.new_head
+
+    def changed(kind: TwoLayers, config: HeadConfig, draft_ids: Tensor) -> TwoLayerHead:
+        head = make(kind, config, draft_ids)
+        head.added = nn.Linear(2, 2)
+        return head
+
+    monkeypatch.setattr(TwoLayers, "new_head", changed)
+    with pytest.raises(
+        InputError, match=r"modules of model\.kind=two_layer_head\.TwoLayers have changed .*added\.weight"
+    ):
+        read_trained(checkpoint)
 
 
 @pytest.mark.parametrize("place", ["head", "outputs/head"])

@@ -213,7 +213,7 @@ def probe_logits(head: Head) -> Float[Tensor, "K D"]:
     generator, rows = torch.Generator().manual_seed(0), 8
     kind, config = kind_named(head.kind), head.config
     embedding = torch.randn(rows, config.hidden_size, generator=generator).to(head.lm_head.weight.dtype)
-    cached = kind.cached(head, embedding, rows)
+    cached = kind.drafting(head, embedding, rows)
     aux_hidden_states = torch.randn(rows, config.num_captured_layers * config.hidden_size, generator=generator)
     states, path = [cached.confirm(aux_hidden_states, [*range(rows)])], cached.root()
     for _ in range(1, kind.most_steps(config) or 2):

@@ -30,7 +30,7 @@ def head_folders(heads: Sequence[str]) -> dict[str, Path]:
 
 
 def require_comparable(folders: Iterable[Path], target: TargetFiles, settings: CompareSettings) -> None:
-    """Raise InputError for a head of another target, vocabulary or kind, by its name, and for what it cannot draft."""
+    """Raise InputError for a head of another target or vocabulary, by its name, and for what it cannot draft."""
     identity = make_identity(target, weights_hash="")
     for folder in folders:
         files = read_without_weights(folder)

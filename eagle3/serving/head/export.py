@@ -86,7 +86,13 @@ def read_trained(path: Path) -> TrainedHead:
     weights = {name.removeprefix(prefix): w for name, w in checkpoint.weights.items() if name.startswith(prefix)}
     with WithoutValues():
         head = new_head(kind, kind.config_type(**training.head_config), weights["draft_ids"])
-    head.load_state_dict(weights)
+    try:
+        head.load_state_dict(weights)
+    except RuntimeError as error:
+        raise InputError(
+            f"{path}: the modules of model.kind={kind.name} have changed since the training "
+            f"({' '.join(str(error).split())}); give the class as it was"
+        ) from None
     return TrainedHead(head.eval().requires_grad_(False), record, training.settings)
 
 
