@@ -45,6 +45,7 @@ def test_options_follow_their_question(row: dict, text: str) -> None:
         {"messages": users("Which?\n(A) rain\n(B) snow"), "choices": ["rain", "snow"]},
         {"messages": users("a"), "choices": [{"index": 0, "message": {"role": "assistant", "content": "b"}}]},
         {"prompt": "a", "A": "one letter is no list"},
+        {"prompt": "a", "options": {"temperature": 0.1, "stop": ["\n"]}},
         {"turns": ["- rain\n- snow", "b"], "choices": ["rain", "snow"]},
     ],
 )
