@@ -85,8 +85,11 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
     elif any(role in TOOL_ROLES for role, _ in turns):
         raise Refused("tool turn")
     last = ("assistant", "call") if keep_answers else ("user", "tool")
+    after = None
     while turns and turns[-1][0] not in last:
-        turns.pop()
+        after = turns.pop()
+    if turns and after and after[0] == "system" and not (keep_answers or _is_blank(shape.of_turn(after[1], "content"))):
+        raise Refused("system turn after the last question")
     if keep_answers and not turns:
         raise Refused("no assistant turn")
     if keep_answers and (reason := columns.first("finish_reason")):  # of the last answer
@@ -193,7 +196,7 @@ def _turns(columns: Columns) -> list[dict]:
     if not isinstance(turns, list):
         raise Refused(f"{name} is not a list" if kind != "prompt" else f"{name} is neither text nor a list")
     if kind != "messages":
-        turns = [{"role": "user", "content": turn} if isinstance(turn, str) else turn for turn in turns]
+        turns = [columns.shape.turn("user", turn) if isinstance(turn, str) else turn for turn in turns]
     for turn in turns:
         if not isinstance(turn, dict):
             raise Refused(f"{name} holds something other than turns")
@@ -220,7 +223,7 @@ def _of_prompt(text: str, columns: Columns) -> list[dict]:
         raise Refused("context is not text")
     if context:
         columns.notes.append(("added to the question", columns.context_column()))
-    return [{"role": "user", "content": f"{text}\n\n{context}" if context else text}]
+    return [columns.shape.turn("user", f"{text}\n\n{context}" if context else text)]
 
 
 def _is_one_turn(columns: Columns) -> bool:
@@ -243,9 +246,9 @@ def _with_columns(turns: list[Turn], columns: Columns) -> list[Turn]:
     if system is not None and in_turns and [system] != in_turns:
         raise Refused("another system prompt in a column than in the turns")
     if system is not None and not in_turns:
-        turns = [("system", {"content": system}), *turns]
+        turns = [("system", columns.shape.turn("system", system)), *turns]
     if isinstance(answer, str) and turns and turns[-1][0] == "user":
-        turns = [*turns, ("assistant", {"content": answer})]
+        turns = [*turns, ("assistant", columns.shape.turn("assistant", answer))]
     if isinstance(answer, list) and all(isinstance(turn, dict) for turn in answer):  # TRL's `completion`
         turns = [*turns, *((_role(turn, columns.shape), turn) for turn in answer)]
     return turns

@@ -198,8 +198,13 @@ def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
     if not arrays:
         _require_rows(file, value, shape)
         return [value]
-    conversation = shape.read(value).conversation_column() if shape.is_row(value) else None
-    if conversation not in (None, *map(str.lower, arrays)):
+    own = shape.read(value)
+    if (conversation := own.conversation_column()) not in (None, *map(str.lower, arrays)):
+        if own.conversation_kind() == "prompt" and not _are_texts(value[arrays[0]], shape) and len(arrays) == 1:
+            raise InputError(
+                f"{file} is one JSON object with a conversation ({conversation}) and an array of rows ({arrays[0]}); "
+                f"leave one of them out, e.g. with jq '.{arrays[0]}'"
+            )
         return [value]
     if len(arrays) > 1:
         names = ", ".join(arrays[:NAMED_KEYS])
@@ -216,6 +221,11 @@ def _are_rows(key: str, part: list, shape: Layout) -> bool:
     if isinstance(first, dict) and key.lower() in shape.fields["messages"]:  # where texts are turns without roles
         return shape.read(first).conversation_kind() == "messages"
     return shape.is_row(first)
+
+
+def _are_texts(part: list, shape: Layout) -> bool:
+    """Tell whether an array holds texts alone, such as documents or answers next to a question."""
+    return all(shape.read(each).conversation_column() == "text" for each in part if shape.is_row(each))
 
 
 def _require_one_conversation(file: str, turns: list[dict]) -> None:

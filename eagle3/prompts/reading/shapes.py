@@ -63,7 +63,9 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "part_of": ("parent_id", "parent_user_id", "parentMessageId"),
     # Without these it would be another prompt: such rows are refused, or keep their tools (prompts.tools=keep).
     "attachments": (
-        "history", "tools", "functions", "body.tools", "body.functions", "image", "images", "video", "videos",
+        "history", "chat_history", "conversation_history", "message_history", "dialogue_history", "dialog_history",
+        "past_messages", "previous_messages", "previous_turns",
+        "tools", "functions", "body.tools", "body.functions", "image", "images", "video", "videos",
         "audio", "audios",
     ),
 }  # fmt: skip
@@ -74,6 +76,7 @@ TURN_OF = (
 )  # fmt: skip
 TURN_NUMBERS = frozenset(("turn_id", "turn_index", "turn_idx", "turn_number", "turn_no"))  # its place in it
 OF_TURNS = ("role", "content")
+BESIDE = ("system", "attachments", "chat_template_kwargs", "model")  # what requests have next to their turns
 EMPTY = frozenset(("", "[]", "{}", "null"))
 OF_TEXT = ("prompt", "context", "system")
 # In lower case: pandas writes the first for empty cells, people and Alpaca's successors the others; no text of OF_TEXT.
@@ -152,7 +155,7 @@ class Layout:
     @property
     def refuses_files(self) -> bool:
         """Whether attachments of any name are refused: not where `prompts.fields.attachments` names its own."""
-        return self.fields["attachments"] == FIELDS["attachments"]
+        return self.fields["attachments"][: len(FIELDS["attachments"])] == FIELDS["attachments"]
 
     @property
     def grouped_by(self) -> str | None:
@@ -163,6 +166,10 @@ class Layout:
     def is_of_turn(self, name: str) -> bool:
         """Tell whether a turn's key is looked for."""
         return any(name in self.fields[kind] for kind in (*OF_TURNS, "attachments"))
+
+    def turn(self, role: str, content: Any) -> dict:
+        """Return what a column holds as a turn, under the names that turns have."""
+        return {self.fields["role"][0]: role, self.fields["content"][0]: content}
 
     def role_of(self, name: object) -> str | None:
         return self.roles.get(name.strip().lower()) if isinstance(name, str) else None
@@ -244,10 +251,19 @@ def shape_of(
 ) -> Layout:
     """Return the usual shape with the names of `fields` instead of its own, and with `roles` added.
 
-    If `fields` names a column for the conversation, other kinds of conversations are not looked for.
+    If `fields` names a column for the conversation, other kinds of conversations are not looked for. If that is inside
+    an object, what stands next to it is read under its usual names.
     """
     given = {kind: [names] if isinstance(names, str) else list(names) for kind, names in (fields or {}).items()}
-    others = dict.fromkeys(CONVERSATION, ()) if any(given.get(kind) for kind in CONVERSATION) else {}
+    others: dict[str, tuple[str, ...]] = (
+        dict.fromkeys(CONVERSATION, ()) if any(given.get(kind) for kind in CONVERSATION) else {}
+    )
+    around = [name.rpartition(".")[0] for name in given.get("messages", ()) if "." in name]
+    for kind in BESIDE if around else ():
+        others[kind] = (
+            *FIELDS[kind],
+            *(f"{path}.{name}" for path in around for name in FIELDS[kind] if "." not in name),
+        )
     return Layout(
         {**FIELDS, **others, **given},
         {**ROLES, **{name.lower(): role for name, role in (roles or {}).items()}},

@@ -192,6 +192,10 @@ def test_what_an_object_says_next_to_its_array_holds_for_each_row(tmp_path: Path
     [
         (b'[\n{"prompt": "a"}\n{"prompt": "b"}\n]', r"line 3, column 1: .*jq -c"),
         (b'{\n"prompt": "a"\n}\n{\n"prompt": "b"\n}', r"line 4, column 1: .*jq -c"),
+        (
+            json.dumps({"text": "of", "data": [chat("a")]}).encode(),
+            r"a conversation \(text\) and .* rows \(data\); leave",
+        ),
         (json.dumps({"train": [chat("a")], "test": [chat("b")]}).encode(), r"several arrays of rows \(train, test\)"),
         (b"\x1f\x8b\x08rest", r"packed with gzip; rename it"),
         (b"PAR1rest", r"Parquet; rename it"),

@@ -33,6 +33,8 @@ SYSTEM = {"role": "system", "content": "Be brief."}
         ("user: a", "assistant: x", "user: b", "assistant: y"):
             {"messages": None, "turns": None, "conversation": [
                 *users("a"), {"role": "model", "content": "x"}, *users("b"), {"role": "bing", "content": "y"}]},
+        ("user: s", "assistant: t"):
+            {"messages": [*users("s"), {"role": "assistant", "content": "t"}, SYSTEM]},
         ("system: x", "user: a", "assistant: b"):
             {"conversations": [{"from": "system", "value": "x"}, {"from": "human", "value": "a"},
                                {"from": "gpt", "value": "b"}]},
@@ -101,6 +103,8 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tup
         ({"question": "What is this?", "image": {"bytes": "ff"}}, "row with image"),
         ({"messages": [{**users("a")[0], "images": ["ff"]}]}, "turn with images"),
         ({"messages": [{**SYSTEM, "tools": '[{"name": "f"}]'}, *users("a")]}, "turn with tools"),
+        ({"prompt": "a", "chat_history": [["b", "c"]]}, "row with chat_history"),
+        ({"messages": [*users("a"), SYSTEM]}, "system turn after the last question"),
         ({"input_ids": [1, 2, 3]}, "no column of messages or prompts"),
         ({"role": "assistant", "text": "b"}, "one turn of a conversation"),
         ({"role": "prompter", "text": "b", "parent_id": "1"}, "one turn of a conversation"),
@@ -152,7 +156,7 @@ def test_what_would_make_another_prompt_is_refused_with_a_reason(row: dict, reas
 @pytest.mark.parametrize(
     ("row", "place"),
     [
-        ({"input": {"messages": users("a"), "tools": [{"name": "f"}]}}, "input.messages"),
+        ({"input": {"messages": users("a")}}, "input.messages"),
         ({"prompt": json.dumps({"messages": users("a")})}, "prompt.messages"),
         ({"log": {"requestBody": json.dumps({"messages": users("a")})}}, "log.requestBody.messages"),
         ({"chosen": users("a"), "rejected": users("a")}, "chosen"),
@@ -220,11 +224,14 @@ def test_what_stands_next_to_the_known_names_is_counted(prepare: Prepare) -> Non
     assert "| chats | column not read: mood | 2 |" in (prepare.folder / "report.md").read_text()
 
 
-def test_what_stands_next_to_turns_inside_objects_is_counted(prepare: Prepare) -> None:
-    body = json.dumps({"messages": users("a"), "system": "x", "tools": []})
-    row = {"request": {"body": body, "url": "u"}, "license": "MIT"}
-    ledger = prepare([row], fields={"messages": "request.body.messages"})
-    found = {"column not read: request.body.system": 1, "column not read: request.url": 1}
+def test_what_stands_next_to_turns_inside_an_object_is_read_or_counted(prepare: Prepare) -> None:
+    body = {"messages": users("a"), "system": "x", "tools": [], "seed": 1}
+    others = {"messages": users("b"), "tools": [{"name": "f"}]}
+    rows = [{"request": {"body": json.dumps(each), "url": "u"}, "license": "MIT"} for each in (body, others)]
+    ledger = prepare(rows, fields={"messages": "request.body.messages"})
+    assert [turn["content"] for turn in prepare.prompts()[0]["messages"]] == ["x", "a"]
+    assert reasons(prepare) == ["row with request.body.tools"]
+    found = {"column not read: request.body.seed": 1, "column not read: request.url": 1}
     assert ledger["sources"]["chats"]["found"]["reading"] == found
 
 
@@ -246,6 +253,11 @@ def test_named_columns_and_roles_take_the_place_of_the_usual_ones() -> None:
     turns = {"verlauf": [{"wer": "Kundin", "was": "a"}, {"wer": "bot", "was": "b"}]}
     shape = shape_of({"messages": "verlauf", "role": "wer", "content": "was"}, {"Kundin": "user"})
     assert messages_of(turns, keep_answers=True, shape=shape) == [*users("a"), {"role": "assistant", "content": "b"}]
+    row = {**turns, "system": "Be brief.", "verlauf": turns["verlauf"][:1], "answer": "b"}
+    assert messages_of(row, keep_answers=True, shape=shape)[::2] == [SYSTEM, {"role": "assistant", "content": "b"}]
+    shape = shape_of({"prompt": "frage", "content": "was"}, None)
+    assert messages_of({"Frage": "a"}, keep_answers=False, shape=shape) == users("a")
+    assert messages_of({"Frage": ["a", "b"]}, keep_answers=False, shape=shape) == users("a", "b")
 
 
 def test_each_source_has_columns_of_its_own_and_a_table_is_read_by_them(prepare: Prepare) -> None:
