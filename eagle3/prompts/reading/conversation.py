@@ -89,7 +89,7 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
     while turns and turns[-1][0] not in last:
         after = turns.pop()
     if turns and after and after[0] == "system" and not (keep_answers or _is_blank(shape.of_turn(after[1], "content"))):
-        raise Refused("system turn after the last question")
+        columns.notes.append(("system turn after the last question left out", None))
     if keep_answers and not turns:
         raise Refused("no assistant turn")
     if keep_answers and (reason := columns.first("finish_reason")):  # of the last answer

@@ -15,15 +15,16 @@ IDS = ("id", "message_id", "messageId", "uuid")
 
 def require_one_conversation(turns: list[Turn]) -> None:
     """Raise Refused for turns in another order than they say, for trees, and for edited turns side by side."""
-    for name in ORDERS:  # of questions only: the clocks of a server and a browser differ
+    keys = set().union(*(turn for _, turn in turns))
+    for name in filter(keys.__contains__, ORDERS):  # of questions only: the clocks of a server and a browser differ
         places = [_number(turn.get(name)) for role, turn in turns if role == "user"]
         if any(a is not None and b is not None and b < a for a, b in pairwise(places)):
             raise Refused("turns in another order than a key of theirs says", name=name)
-    for name in WITH_TURNS:
+    for name in filter(keys.__contains__, WITH_TURNS):
         inside = [turn[name] for _, turn in turns if isinstance(turn.get(name), list)]
         if any(isinstance(each, dict) for each in chain.from_iterable(inside)):
             raise Refused("turns inside a turn", name=name)
-    for name in PARENTS:
+    for name in filter(keys.__contains__, PARENTS):
         if not any(turn.get(name) is not None for _, turn in turns):
             continue
         for (_, before), (_, turn) in pairwise(turns):

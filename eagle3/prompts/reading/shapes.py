@@ -176,8 +176,13 @@ class Layout:
 
     def of_turn(self, turn: dict, kind: str) -> Any:
         """Return a turn's first value of a kind, an empty one only if all are; None if it has none."""
-        values = [turn[name] for name in self.fields[kind] if turn.get(name) is not None]
-        return next((value for value in values if not is_empty(value)), values[0] if values else None)
+        first = None
+        for name in self.fields[kind]:
+            if (value := turn.get(name)) is not None:
+                if not is_empty(value):
+                    return value
+                first = value if first is None else first
+        return first
 
 
 class Columns:

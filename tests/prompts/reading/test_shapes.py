@@ -104,7 +104,6 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tup
         ({"messages": [{**users("a")[0], "images": ["ff"]}]}, "turn with images"),
         ({"messages": [{**SYSTEM, "tools": '[{"name": "f"}]'}, *users("a")]}, "turn with tools"),
         ({"prompt": "a", "chat_history": [["b", "c"]]}, "row with chat_history"),
-        ({"messages": [*users("a"), SYSTEM]}, "system turn after the last question"),
         ({"input_ids": [1, 2, 3]}, "no column of messages or prompts"),
         ({"role": "assistant", "text": "b"}, "one turn of a conversation"),
         ({"role": "prompter", "text": "b", "parent_id": "1"}, "one turn of a conversation"),
