@@ -28,6 +28,7 @@ LISTED = "Which?\n\nA. rain\nB. snow\nC. hail"
          "Which?\n\nA. arid\nB. hail\nC. snow"),
         ({"options": ["A) rain", "B) snow"]}, "Which?\n\nA) rain\nB) snow"),
         ({"options": "a ) 1 , b ) 2"}, "Which?\n\na ) 1 , b ) 2"),
+        ({"options": {"A": 1, "B": 2}}, "Which?\n\nA. 1\nB. 2"),
         ({"options": [1, 2]}, "Which?\n\nA. 1\nB. 2"),
         ({"question": "1 or 2?", "options": [1, 2]}, "1 or 2?\n\nA. 1\nB. 2"),
         ({"context": "Look up.", "choices": ["rain", "snow"]}, "Which?\n\nLook up.\n\nA. rain\nB. snow"),

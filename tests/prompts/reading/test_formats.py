@@ -170,7 +170,9 @@ def test_a_file_may_hold_one_conversation(tmp_path: Path) -> None:
     [
         ({"messages": TURNS, "system": [{"type": "text", "text": "Be brief."}]}, users("a")),
         ({"messages": TURNS, "documents": [{"text": "b"}, {"text": "c"}]}, users("a")),
+        ({"messages": TURNS, "examples": [{"input": "b", "output": "c"}]}, users("a")),
         ({"prompt": "a", "candidates": [{"text": "b"}, {"text": "c"}]}, users("a")),
+        ({"prompt": "a", "examples": [{"input": "b"}], "tests": [{"input": "c"}]}, users("a")),
         ({"messages": [{"author": "Ann", "text": "b"}, {"author": "Bob", "text": "c"}]}, "turn without a role"),
         ({"conversation": [{"prompt": "b", "response": "c"}, {"prompt": "d"}]}, "turn without a role"),
     ],

@@ -32,6 +32,7 @@ def talk(key: str, *values: object) -> list[dict]:
         (talk("parentId", None, "0", "1"), None),
         (talk("parent_id", "root", "0", "0"), BRANCHES),
         (talk("parentMessageId", None, "0", None), BRANCHES),
+        ([*talk("parentId", None, "0"), *users("a")], None),
         (talk("parent_id", None, None, None), None),  # a table fills in null
         ([{**users("a")[0], "children": users("b")}], "turns inside a turn"),
         ([{**users("a")[0], "children": ["1"], "replies": 3}], None),

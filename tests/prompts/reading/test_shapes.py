@@ -230,6 +230,12 @@ def test_what_stands_next_to_turns_inside_an_object_is_read_or_counted(prepare: 
     ledger = prepare(rows, fields={"messages": "request.body.messages"})
     assert [turn["content"] for turn in prepare.prompts()[0]["messages"]] == ["x", "a"]
     assert reasons(prepare) == ["row with request.body.tools"]
+    with pytest.raises(Refused, match="image, sound or video"):
+        messages_of(
+            {"input": {"messages": users("a")}, "scan": "7.png"},
+            keep_answers=False,
+            shape=shape_of({"messages": "input.messages"}, None),
+        )
     found = {"column not read: request.body.seed": 1, "column not read: request.url": 1}
     assert ledger["sources"]["chats"]["found"]["reading"] == found
 
