@@ -159,7 +159,12 @@ def _leaks(counts: dict[str, Counts], rules: Rules) -> dict[str, dict[str, int]]
 ADVICE = {
     "no column of messages or prompts": "say which column holds them, e.g. '+prompts.fields.prompt=COLUMN' "
     "(conf/prompts/default.yaml)",
+    "turns in another column": "name it: '+prompts.fields.messages=NAME' (conf/prompts/default.yaml)",
     "unknown role": "say whose turns they are, e.g. '+prompts.roles={NAME: user}' (conf/prompts/default.yaml)",
+    "one turn of a conversation": "write the turns of each conversation into one row",
+    "turn without a role": "say which key of a turn names its speaker, e.g. '+prompts.fields.role=KEY' "
+    "(conf/prompts/default.yaml); a question and its answer in one object are two turns",
+    "turns in another order": "sort the turns of each row by NAME",
     "license missing": "give the licence of rows that name none, e.g. prompts.license=Apache-2.0; for data of your "
     "own: prompts=in_house",
     "license": "if you may use these rows, allow their licence: 'prompts.licenses.allowed_terms=[\"NAME\"]' "

@@ -61,8 +61,10 @@ def test_system_turns_stay_where_they_are_unless_blank_or_after_the_last_user_tu
     system = {"role": "system", "content": "be brief"}
     blank = {"role": "system", "content": " "}
     turns = [blank, *users("a"), {"role": "assistant", "content": "x"}, system, *users("b"), system]
-    prepare([{"messages": turns, "license": "MIT"}])
+    ledger = prepare([{"messages": turns, "license": "MIT"}, {"messages": [*users("c"), blank], "license": "MIT"}])
     assert prepare.prompts()[0]["messages"] == [*users("a"), system, *users("b")]
+    found = {"system turn after the last question left out": 1}
+    assert ledger["sources"]["chats"]["found"]["reading"] == found
 
 
 def test_keep_answers_refuses_what_has_no_whole_answer(prepare):

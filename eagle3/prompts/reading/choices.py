@@ -12,6 +12,7 @@ SUFFIX = re.compile(r"[ _]?(?:\d|[a-f])$", re.IGNORECASE)  # of a column that ho
 LABELLED = re.compile(r"\s*\(?(?:[A-Za-z]|\d{1,2})\s*[).:]")
 OF_A_RESPONSE = ("message", "delta", "finish_reason", "logprobs")  # keys of a completion's `choices`
 DISTRACTOR = "distractor"
+LONGEST_LABEL = 2  # characters: A, 1, 12
 
 
 class Options(NamedTuple):
@@ -56,6 +57,8 @@ def _of_value(name: str, value: dict | list) -> Options | None:
         if not isinstance(texts, list):
             value = {label: text for label, text in value.items() if text is not None}  # filled in by tables
             texts, labels = list(value.values()), list(value)
+            if any(len(label) > LONGEST_LABEL and not isinstance(text, str) for label, text in value.items()):
+                return None  # settings of a request, as Ollama's {"num_ctx": 4096}
     elif all(isinstance(each, dict) for each in value):
         if any(key in each for each in value for key in OF_A_RESPONSE):
             return None

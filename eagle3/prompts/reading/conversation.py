@@ -7,9 +7,19 @@ from typing import Any
 
 from eagle3.prompts.reading.choices import Options, read_options
 from eagle3.prompts.reading.media import has_placeholder, is_file
+from eagle3.prompts.reading.order import require_one_conversation
 from eagle3.prompts.reading.prompt import Refused, is_unicode
 from eagle3.prompts.reading.rendered import RENDERED, is_rendered
-from eagle3.prompts.reading.shapes import CONVERSATION, EACH_ANSWERED, TURN_OF, Columns, Layout, from_json, is_empty
+from eagle3.prompts.reading.shapes import (
+    CONVERSATION,
+    EACH_ANSWERED,
+    TURN_NUMBERS,
+    TURN_OF,
+    Columns,
+    Layout,
+    from_json,
+    is_empty,
+)
 from eagle3.prompts.reading.tools import CALL_KEYS, OF_A_RESULT, Turn, holds_tools, with_tool_turns
 
 # A turn with any of these has more than its content: without them an answer is not what the model wrote.
@@ -28,6 +38,8 @@ NOT_TRAINED = {
 
 KNOWN_OF_TURN = frozenset(("type", *PARTS_BESIDE_CONTENT, *MADE, *NOT_TRAINED))
 UNREAD_COLUMN, UNREAD_KEY = "column not read", "key of turns not read"
+
+DEEPEST = 4  # objects in each other that are searched for turns
 
 BETWEEN_PARTS = "\n"  # as vLLM joins them; SGLang puts a space, which would run into code and lists
 BETWEEN_MESSAGES = "\n\n"
@@ -65,14 +77,19 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
             raise Refused(f"row with {name}")
     if columns.conversation_column() in (None, "text") and columns.row.keys() >= {*OF_SPECULATORS}:
         raise Refused("row of token ids, as speculators regenerate them: docs/how-to/moving.md has a script for them")
-    turns = _with_columns([(_role(turn, shape), turn) for turn in _turns(columns)], columns)
+    turns = [(_role(turn, shape), turn) for turn in _turns(columns)]
+    require_one_conversation(turns)
+    turns = _with_columns(turns, columns)
     if shape.keeps_tools:
         turns = with_tool_turns(turns, columns, keep_answers=keep_answers)
     elif any(role in TOOL_ROLES for role, _ in turns):
         raise Refused("tool turn")
     last = ("assistant", "call") if keep_answers else ("user", "tool")
+    after = None
     while turns and turns[-1][0] not in last:
-        turns.pop()
+        after = turns.pop()
+    if turns and after and after[0] == "system" and not (keep_answers or _is_blank(shape.of_turn(after[1], "content"))):
+        columns.notes.append(("system turn after the last question left out", None))
     if keep_answers and not turns:
         raise Refused("no assistant turn")
     if keep_answers and (reason := columns.first("finish_reason")):  # of the last answer
@@ -163,51 +180,58 @@ def _note_unread(columns: Columns, messages: list[dict[str, Any]], options: Opti
 def _turns(columns: Columns) -> list[dict]:
     kind, name = columns.conversation_kind(), columns.conversation_column()
     if kind is None or name is None:  # the columns have other names, or they are empty
+        _require_turns_nowhere_else(columns.row, columns.shape)
         names = {name.lower() for kind in CONVERSATION for name in columns.shape.fields[kind]}
         found = any(str(column).lower() in names for column in columns.row)
         raise Refused("no user turn" if found else "no column of messages or prompts")
     turns = columns.first(kind)
-    if isinstance(turns, str) and kind != "prompt":
+    if isinstance(turns, str) and PYTHON_TURNS.match(turns):
+        raise Refused("turns as Python writes them, not JSON: write the column with json.dumps")
+    while isinstance(turns, str) and kind != "prompt":
         turns = from_json(turns)
-    if _holds_turns(turns, columns.shape):
-        raise Refused(f"{name} holds an object around turns: name it, e.g. '+prompts.fields.messages={name}.messages'")
+    if not isinstance(turns, list):
+        _require_turns_nowhere_else({name: turns}, columns.shape)
     if isinstance(turns, str):
         return _of_prompt(turns, columns)
     if not isinstance(turns, list):
         raise Refused(f"{name} is not a list" if kind != "prompt" else f"{name} is neither text nor a list")
     if kind != "messages":
-        turns = [{"role": "user", "content": turn} if isinstance(turn, str) else turn for turn in turns]
+        turns = [columns.shape.turn("user", turn) if isinstance(turn, str) else turn for turn in turns]
     for turn in turns:
         if not isinstance(turn, dict):
             raise Refused(f"{name} holds something other than turns")
     return turns
 
 
-def _holds_turns(value: Any, shape: Layout) -> bool:
-    """Tell whether a column, which may be JSON text, holds an object with the turns, as logs of requests do."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        value = from_json(value)
-    return isinstance(value, dict) and shape.is_turns(value.get("messages"))
+def _require_turns_nowhere_else(row: dict, shape: Layout, path: tuple[str, ...] = ()) -> None:
+    """Raise Refused for turns in another column or inside objects, as in logs of requests; both may be JSON text."""
+    for name, value in row.items():
+        if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+            value = from_json(value)
+        if shape.is_turns(value):
+            raise Refused("turns in another column", name=".".join((*path, name)))
+        if isinstance(value, dict) and len(path) < DEEPEST:
+            _require_turns_nowhere_else(value, shape, (*path, name))
 
 
 def _of_prompt(text: str, columns: Columns) -> list[dict]:
     """Return the turns of a row that has one question in a column, with its context."""
     if _is_one_turn(columns):
         raise Refused("one turn of a conversation")
-    if PYTHON_TURNS.match(text):
-        raise Refused("turns as Python writes them, not JSON: write the column with json.dumps")
     context = columns.context()
     if context is not None and not isinstance(context, str):
         raise Refused("context is not text")
     if context:
         columns.notes.append(("added to the question", columns.context_column()))
-    return [{"role": "user", "content": f"{text}\n\n{context}" if context else text}]
+    return [columns.shape.turn("user", f"{text}\n\n{context}" if context else text)]
 
 
 def _is_one_turn(columns: Columns) -> bool:
     """Tell whether a row with one text is a turn of a conversation whose other turns are rows of their own."""
     role = columns.shape.role_of(columns.shape.of_turn(columns.row, "role"))
-    if columns.name("part_of") or role not in (None, "user"):
+    if columns.name("part_of") or role not in (None, "user") or columns.row.get("type") == "message":  # Slack's
+        return True
+    if not TURN_NUMBERS.isdisjoint(str(column).lower() for column in columns.row):
         return True
     # The first turn of a tree has a column for the parent, without a value.
     is_first = any(name in columns.row for name in columns.shape.fields["part_of"])
@@ -222,9 +246,9 @@ def _with_columns(turns: list[Turn], columns: Columns) -> list[Turn]:
     if system is not None and in_turns and [system] != in_turns:
         raise Refused("another system prompt in a column than in the turns")
     if system is not None and not in_turns:
-        turns = [("system", {"content": system}), *turns]
+        turns = [("system", columns.shape.turn("system", system)), *turns]
     if isinstance(answer, str) and turns and turns[-1][0] == "user":
-        turns = [*turns, ("assistant", {"content": answer})]
+        turns = [*turns, ("assistant", columns.shape.turn("assistant", answer))]
     if isinstance(answer, list) and all(isinstance(turn, dict) for turn in answer):  # TRL's `completion`
         turns = [*turns, *((_role(turn, columns.shape), turn) for turn in answer)]
     return turns
@@ -234,6 +258,8 @@ def _role(turn: dict, shape: Layout) -> str:
     """Return whose turn it is. Items of the Responses API, such as calls, have a type instead."""
     named = shape.of_turn(turn, "role") or turn.get("type")
     role = shape.role_of(named)
+    if named is None:
+        raise Refused("turn without a role")
     if role is None:
         raise Refused("unknown role", name=named if isinstance(named, str) else None)
     return role
@@ -303,6 +329,7 @@ def _text(content: Any, columns: Columns) -> str:
 
 
 def _part(part: Any) -> str:
-    if isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
-        return part["text"]
+    text = part.get("text") if isinstance(part, dict) else None
+    if isinstance(text, str) and (part.get("type") in TEXT_PARTS or len(part) == 1):  # Bedrock's have no type
+        return text
     raise Refused("content with parts other than text")

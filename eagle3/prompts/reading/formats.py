@@ -190,14 +190,21 @@ def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
         return [value]
     if not isinstance(value, dict):
         return [value]
-    arrays = [key for key, part in value.items() if isinstance(part, list) and _are_rows(part, shape)]
-    if not arrays and value and not shape.is_row(value) and all(map(shape.is_row, value.values())):  # rows by their ids
-        return [{"id": key, **row} if isinstance(row, dict) else row for key, row in value.items()]
+    arrays = [key for key, part in value.items() if isinstance(part, list) and _are_rows(key, part, shape)]
+    for by_id in (value, *value.values()) if len(value) == 1 else (value,):  # rows by their ids, alone or in an object
+        is_of_rows = isinstance(by_id, dict) and by_id and not shape.is_row(by_id)
+        if not arrays and is_of_rows and all(map(shape.is_row, by_id.values())):
+            return [{"id": key, **row} if isinstance(row, dict) else row for key, row in by_id.items()]
     if not arrays:
         _require_rows(file, value, shape)
         return [value]
-    conversation = shape.read(value).conversation_column() if shape.is_row(value) else None
-    if len(arrays) > 1 and conversation not in (None, *map(str.lower, arrays)):
+    own = shape.read(value)
+    if (conversation := own.conversation_column()) not in (None, *map(str.lower, arrays)):
+        if own.conversation_kind() == "prompt" and not _are_texts(value[arrays[0]], shape) and len(arrays) == 1:
+            raise InputError(
+                f"{file} is one JSON object with a conversation ({conversation}) and an array of rows ({arrays[0]}); "
+                f"leave one of them out, e.g. with jq '.{arrays[0]}'"
+            )
         return [value]
     if len(arrays) > 1:
         names = ", ".join(arrays[:NAMED_KEYS])
@@ -207,10 +214,18 @@ def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
     return [{**others, **row} if isinstance(row, dict) else row for row in value[arrays[0]]]
 
 
-def _are_rows(part: list, shape: Layout) -> bool:
+def _are_rows(key: str, part: list, shape: Layout) -> bool:
     """Tell whether an array is of rows, by the first element that is a row or a turn: empty rows may come before it."""
-    known = (shape.is_row(each) for each in part if shape.is_turns([each]) or shape.is_row(each))
-    return next(known, False)
+    known = (each for each in part if shape.is_turns([each]) or shape.is_row(each))
+    first = next(known, None)
+    if isinstance(first, dict) and key.lower() in shape.fields["messages"]:  # where texts are turns without roles
+        return shape.read(first).conversation_kind() == "messages"
+    return shape.is_row(first)
+
+
+def _are_texts(part: list, shape: Layout) -> bool:
+    """Tell whether an array holds texts alone, such as documents or answers next to a question."""
+    return all(shape.read(each).conversation_column() == "text" for each in part if shape.is_row(each))
 
 
 def _require_one_conversation(file: str, turns: list[dict]) -> None:

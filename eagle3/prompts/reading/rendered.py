@@ -35,6 +35,9 @@ MARKERS = {
     r"\]~b\]\w+": r"\[e~\[",  # MiniMax
     r"###? ?(?:Human|User|Instruction):": r"^###? ?(?:Assistant|Response):",  # Guanaco, Solar, Alpaca
     r"GPT4 Correct User:": r"GPT4 Correct Assistant:",  # OpenChat
+    r"\[Round \d+\]\s+问\uff1a": r"^答\uff1a",  # ChatGLM
+    r"<用户>": r"<AI>",  # MiniCPM
+    r"<reserved_10[26]>": r"<reserved_10[37]>",  # Baichuan
 }
 BEGINS = r"(?:^[ \t]*|(?<=[>\]]))"
 STRUCTURED = [
@@ -47,7 +50,7 @@ NAMED = [
     (re.compile(opens, re.MULTILINE), re.compile(ends, re.MULTILINE))
     for opens, ends in {
         r"(?:^|(?<=[\s>]))USER:\s": r"(?<=\s)ASSISTANT:",
-        r"(?:^|(?<=>))(?:Human|User): ": r"^(?:Assistant|AI|Bot|Falcon):",
+        r"(?:^|(?<=>))(?:Human|User):": r"^(?:Assistant|AI|Bot|Falcon):",
         r"^<human>:": r"^<bot>:",
         r"^Instruct: ": r"^Output:",  # Phi-2
         r"^user\n": r"^assistant$",  # ChatML and Llama 3 without their special tokens

@@ -50,7 +50,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "output", "response", "answer", "completion", "solution", "targets", "canonical_solution", "reference",
         "solutions", "best_answer", "correct_answer",
     ),
-    "role": ("role", "from", "speaker"),  # of a turn
+    "role": ("role", "from", "speaker", "sender"),  # of a turn
     "content": ("content", "value", "text"),  # of a turn
     "finish_reason": ("finish_reason",),
     # Variables of the chat template: an object of them, or one under its own name.
@@ -59,19 +59,28 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "body.extra_body.chat_template_kwargs", "metadata.chat_template_kwargs", "enable_thinking", "reasoning_effort",
         "body.reasoning_effort",
     ),
-    "part_of": ("parent_id", "parent_user_id"),  # of a row that holds one turn of a conversation; the second is Slack's
+    # Of a row that holds one turn of a conversation; the second is Slack's, the third LibreChat's.
+    "part_of": ("parent_id", "parent_user_id", "parentMessageId"),
     # Without these it would be another prompt: such rows are refused, or keep their tools (prompts.tools=keep).
     "attachments": (
-        "history", "tools", "functions", "body.tools", "body.functions", "image", "images", "video", "videos",
+        "history", "chat_history", "conversation_history", "message_history", "dialogue_history", "dialog_history",
+        "past_messages", "previous_messages", "previous_turns",
+        "tools", "functions", "body.tools", "body.functions", "image", "images", "video", "videos",
         "audio", "audios",
     ),
 }  # fmt: skip
 CONVERSATION = ("messages", "turns", "prompt")
-TURN_OF = ("conversation_id", "session_id", "thread_id", "chat_id")  # names the conversation of one turn
+# Names the conversation of one turn.
+TURN_OF = (
+    "conversation_id", "session_id", "thread_id", "chat_id", "conversationId", "sessionId", "threadId", "chatId",
+)  # fmt: skip
+TURN_NUMBERS = frozenset(("turn_id", "turn_index", "turn_idx", "turn_number", "turn_no"))  # its place in it
 OF_TURNS = ("role", "content")
+BESIDE = ("system", "attachments", "chat_template_kwargs", "model")  # what requests have next to their turns
 EMPTY = frozenset(("", "[]", "{}", "null"))
 OF_TEXT = ("prompt", "context", "system")
-MISSING = frozenset(("nan", "NaN", "None", "<NA>", "NaT"))  # pandas writes these for empty cells; no text of OF_TEXT
+# In lower case: pandas writes the first for empty cells, people and Alpaca's successors the others; no text of OF_TEXT.
+MISSING = frozenset(("nan", "none", "<na>", "nat", "n/a", "<noinput>", "no input"))
 LONGEST_EMPTY = 40  # characters of a text that may be blank
 EACH_ANSWERED = "each_answered"  # a row's column: user turns that follow each other are answered one by one
 UNREAD = object()  # stands for the value of a column that was not read from its file
@@ -146,7 +155,7 @@ class Layout:
     @property
     def refuses_files(self) -> bool:
         """Whether attachments of any name are refused: not where `prompts.fields.attachments` names its own."""
-        return self.fields["attachments"] == FIELDS["attachments"]
+        return self.fields["attachments"][: len(FIELDS["attachments"])] == FIELDS["attachments"]
 
     @property
     def grouped_by(self) -> str | None:
@@ -158,12 +167,22 @@ class Layout:
         """Tell whether a turn's key is looked for."""
         return any(name in self.fields[kind] for kind in (*OF_TURNS, "attachments"))
 
+    def turn(self, role: str, content: Any) -> dict:
+        """Return what a column holds as a turn, under the names that turns have."""
+        return {self.fields["role"][0]: role, self.fields["content"][0]: content}
+
     def role_of(self, name: object) -> str | None:
         return self.roles.get(name.strip().lower()) if isinstance(name, str) else None
 
     def of_turn(self, turn: dict, kind: str) -> Any:
-        """Return a turn's first value of a kind, which may be empty; None if it has none."""
-        return next((turn[name] for name in self.fields[kind] if turn.get(name) is not None), None)
+        """Return a turn's first value of a kind, an empty one only if all are; None if it has none."""
+        first = None
+        for name in self.fields[kind]:
+            if (value := turn.get(name)) is not None:
+                if not is_empty(value):
+                    return value
+                first = value if first is None else first
+        return first
 
 
 class Columns:
@@ -205,22 +224,10 @@ class Columns:
         yield from {name: value for name, value in others if name not in used}.items()
 
     def unknown(self) -> Iterator[tuple[str, Any]]:
-        """Yield the columns that hold something under none of the names that are looked for, also one level inside."""
+        """Yield the columns that hold something under none of the names that are looked for, also inside others."""
         for column, value in self.row.items():
-            paths = [inside for *_, inside in self.shape.wanted.get(column.lower(), ())]
-            if [] in paths or column == EACH_ANSWERED or is_empty(value):
-                continue
-            if paths and isinstance(value, str) and value.lstrip().startswith("{"):
-                value = from_json(value)
-            if not paths or not isinstance(value, dict):
-                yield column, value
-                continue
-            known = {path[0] for path in paths}
-            yield from (
-                (f"{column}.{key}", part)
-                for key, part in value.items()
-                if str(key).lower() not in known and not is_empty(part)
-            )
+            if column != EACH_ANSWERED:
+                yield from _beside(column, value, [inside for *_, inside in self.shape.wanted.get(column.lower(), ())])
 
     def first(self, kind: str) -> Any:
         return next(iter(self.all(kind)), None)
@@ -249,10 +256,19 @@ def shape_of(
 ) -> Layout:
     """Return the usual shape with the names of `fields` instead of its own, and with `roles` added.
 
-    If `fields` names a column for the conversation, other kinds of conversations are not looked for.
+    If `fields` names a column for the conversation, other kinds of conversations are not looked for. If that is inside
+    an object, what stands next to it is read under its usual names.
     """
     given = {kind: [names] if isinstance(names, str) else list(names) for kind, names in (fields or {}).items()}
-    others = dict.fromkeys(CONVERSATION, ()) if any(given.get(kind) for kind in CONVERSATION) else {}
+    others: dict[str, tuple[str, ...]] = (
+        dict.fromkeys(CONVERSATION, ()) if any(given.get(kind) for kind in CONVERSATION) else {}
+    )
+    around = [name.rpartition(".")[0] for name in given.get("messages", ()) if "." in name]
+    for kind in BESIDE if around else ():
+        others[kind] = (
+            *FIELDS[kind],
+            *(f"{path}.{name}" for path in around for name in FIELDS[kind] if "." not in name),
+        )
     return Layout(
         {**FIELDS, **others, **given},
         {**ROLES, **{name.lower(): role for name, role in (roles or {}).items()}},
@@ -269,7 +285,22 @@ def is_empty(value: Any) -> bool:
 
 
 def _is_missing(value: Any) -> bool:
-    return value in MISSING if isinstance(value, str) else isinstance(value, float) and value != value
+    if isinstance(value, str):
+        return len(value) < LONGEST_EMPTY and value.strip().lower() in MISSING
+    return isinstance(value, float) and value != value
+
+
+def _beside(name: str, value: Any, paths: list[list[str]]) -> Iterator[tuple[str, Any]]:
+    """Yield what a value holds beside the ends of all paths."""
+    if [] in paths or is_empty(value):
+        return
+    if paths and isinstance(value, str) and value.lstrip().startswith("{"):
+        value = from_json(value)
+    if not paths or not isinstance(value, dict):
+        yield name, value
+        return
+    for key, part in value.items():
+        yield from _beside(f"{name}.{key}", part, [rest for first, *rest in paths if first == str(key).lower()])
 
 
 def _inside(value: Any, path: list[str]) -> Any:

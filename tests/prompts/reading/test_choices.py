@@ -28,6 +28,7 @@ LISTED = "Which?\n\nA. rain\nB. snow\nC. hail"
          "Which?\n\nA. arid\nB. hail\nC. snow"),
         ({"options": ["A) rain", "B) snow"]}, "Which?\n\nA) rain\nB) snow"),
         ({"options": "a ) 1 , b ) 2"}, "Which?\n\na ) 1 , b ) 2"),
+        ({"options": {"A": 1, "B": 2}}, "Which?\n\nA. 1\nB. 2"),
         ({"options": [1, 2]}, "Which?\n\nA. 1\nB. 2"),
         ({"question": "1 or 2?", "options": [1, 2]}, "1 or 2?\n\nA. 1\nB. 2"),
         ({"context": "Look up.", "choices": ["rain", "snow"]}, "Which?\n\nLook up.\n\nA. rain\nB. snow"),
@@ -45,6 +46,7 @@ def test_options_follow_their_question(row: dict, text: str) -> None:
         {"messages": users("Which?\n(A) rain\n(B) snow"), "choices": ["rain", "snow"]},
         {"messages": users("a"), "choices": [{"index": 0, "message": {"role": "assistant", "content": "b"}}]},
         {"prompt": "a", "A": "one letter is no list"},
+        {"prompt": "a", "options": {"temperature": 0.1, "stop": ["\n"]}},
         {"turns": ["- rain\n- snow", "b"], "choices": ["rain", "snow"]},
     ],
 )

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from object_stores import running_store
-from prompt_stage import Prepare, chat, read_file, some_rows, texts, write
+from prompt_stage import Prepare, chat, read_file, some_rows, texts, users, write
 
 from eagle3.errors import InputError
 from eagle3.prompts import Prompt, plain_source
@@ -103,6 +103,8 @@ LAYOUTS = {
     "array without its brackets": ",\n".join(ROWS),
     "object around an array": json.dumps({"version": 1, "data": [chat(text) for text in "abc"]}, indent=1),
     "object around an array, in one line": json.dumps({"data": [chat(text) for text in "abc"]}),
+    "object around rows by their ids": json.dumps({"conversations": {text: chat(text) for text in "abc"}}),
+    "object around turns by their ids": json.dumps({"chats": {text: chat(text)["messages"] for text in "abc"}}),
     "object of rows by their ids": json.dumps({text * 2: chat(text) for text in "abc"}, indent=1),
     "a list of turns a line": "\n".join(json.dumps(chat(text)["messages"]) for text in "abc"),
     "array of lists of turns": json.dumps([chat(text)["messages"] for text in "abc"]),
@@ -163,6 +165,24 @@ def test_a_file_may_hold_one_conversation(tmp_path: Path) -> None:
         assert asked(tmp_path / "a.json") == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"messages": TURNS, "system": [{"type": "text", "text": "Be brief."}]}, users("a")),
+        ({"messages": TURNS, "documents": [{"text": "b"}, {"text": "c"}]}, users("a")),
+        ({"messages": TURNS, "examples": [{"input": "b", "output": "c"}]}, users("a")),
+        ({"prompt": "a", "candidates": [{"text": "b"}, {"text": "c"}]}, users("a")),
+        ({"prompt": "a", "examples": [{"input": "b"}], "tests": [{"input": "c"}]}, users("a")),
+        ({"messages": [{"author": "Ann", "text": "b"}, {"author": "Bob", "text": "c"}]}, "turn without a role"),
+        ({"conversation": [{"prompt": "b", "response": "c"}, {"prompt": "d"}]}, "turn without a role"),
+    ],
+)
+def test_a_list_in_the_one_row_of_a_file_is_not_taken_for_rows(tmp_path: Path, row: dict, expected: object) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    [found] = read_file(tmp_path / "a.jsonl")
+    assert (found.messages[-1:] if isinstance(found, Prompt) else found.reason) == expected
+
+
 def test_what_an_object_says_next_to_its_array_holds_for_each_row(tmp_path: Path) -> None:
     wrapped = {"license": "GPL-3.0-only", "data": [{"prompt": "a"}, {"prompt": "b", "license": "MIT"}]}
     (tmp_path / "a.json").write_text(json.dumps(wrapped))
@@ -174,6 +194,10 @@ def test_what_an_object_says_next_to_its_array_holds_for_each_row(tmp_path: Path
     [
         (b'[\n{"prompt": "a"}\n{"prompt": "b"}\n]', r"line 3, column 1: .*jq -c"),
         (b'{\n"prompt": "a"\n}\n{\n"prompt": "b"\n}', r"line 4, column 1: .*jq -c"),
+        (
+            json.dumps({"text": "of", "data": [chat("a")]}).encode(),
+            r"a conversation \(text\) and .* rows \(data\); leave",
+        ),
         (json.dumps({"train": [chat("a")], "test": [chat("b")]}).encode(), r"several arrays of rows \(train, test\)"),
         (b"\x1f\x8b\x08rest", r"packed with gzip; rename it"),
         (b"PAR1rest", r"Parquet; rename it"),

@@ -33,6 +33,8 @@ SYSTEM = {"role": "system", "content": "Be brief."}
         ("user: a", "assistant: x", "user: b", "assistant: y"):
             {"messages": None, "turns": None, "conversation": [
                 *users("a"), {"role": "model", "content": "x"}, *users("b"), {"role": "bing", "content": "y"}]},
+        ("user: s", "assistant: t"):
+            {"messages": [*users("s"), {"role": "assistant", "content": "t"}, SYSTEM]},
         ("system: x", "user: a", "assistant: b"):
             {"conversations": [{"from": "system", "value": "x"}, {"from": "human", "value": "a"},
                                {"from": "gpt", "value": "b"}]},
@@ -65,12 +67,20 @@ SYSTEM = {"role": "system", "content": "Be brief."}
         ("user: help", "assistant: ok"):
             {"conversation": [{"speaker": "Customer", "text": "help"}, {"speaker": "Agent", "text": "ok"}]},
         ("user: text",): {"messages": json.dumps(users("text"))},
+        ("user: twice",): {"messages": json.dumps(json.dumps(users("twice")))},
+        # Claude's export, Bedrock's and Gemini's parts without a type, text under the second of two names
+        ("user: a\nb", "assistant: c"):
+            {"messages": [{"sender": "human", "content": [{"text": "a"}, {"text": "b"}]},
+                          {"sender": "assistant", "content": [], "text": "c"}]},
+        ("system: x", "user: d"): {"messages": [{"role": "system", "content": "", "text": "x"}, *users("d")]},
         ("user: body",): {"body": json.dumps({"messages": users("body")})},
         ("system: Be brief.", "user: in", "assistant: out"):
             {"input": json.dumps([SYSTEM, *users("in")]), "output": "out"},
         ("user: [1, 2] or [{}]?",): {"prompt": "[1, 2] or [{}]?"},
         ('user: [{"a": 1}]',): {"prompt": '[{"a": 1}]'},
         ("user: a",): {"messages": [], "prompt": "a", "tools": "[]"},
+        ("user: e", "assistant: f"): {"instruction": "e", "input": "<noinput>", "output": "f"},
+        ("user: g", "assistant: h"): {"instruction": "g", "input": " N/A", "output": "h"},
         ("user: b", "assistant: None"):
             {"prompt": "None", "question": "b", "input": float("nan"), "context": "nan", "answer": "None"},
     }.items(),
@@ -93,20 +103,19 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tup
         ({"question": "What is this?", "image": {"bytes": "ff"}}, "row with image"),
         ({"messages": [{**users("a")[0], "images": ["ff"]}]}, "turn with images"),
         ({"messages": [{**SYSTEM, "tools": '[{"name": "f"}]'}, *users("a")]}, "turn with tools"),
+        ({"prompt": "a", "chat_history": [["b", "c"]]}, "row with chat_history"),
         ({"input_ids": [1, 2, 3]}, "no column of messages or prompts"),
         ({"role": "assistant", "text": "b"}, "one turn of a conversation"),
         ({"role": "prompter", "text": "b", "parent_id": "1"}, "one turn of a conversation"),
         ({"role": "user", "text": "b", "conversation_id": "1", "turn": 2}, "one turn of a conversation"),
         ({"type": "message", "user": "U1", "text": "b", "parent_user_id": "U2"}, "one turn of a conversation"),
         ({"prompt": str(users("a"))}, "turns as Python writes them, not JSON: write the column with json.dumps"),
-        (
-            {"input": {"messages": users("a"), "tools": [{"name": "f"}]}},
-            "input holds an object around turns: name it, e.g. '+prompts.fields.messages=input.messages'",
-        ),
-        (
-            {"prompt": json.dumps({"messages": users("a")})},
-            "prompt holds an object around turns: name it, e.g. '+prompts.fields.messages=prompt.messages'",
-        ),
+        ({"messages": str(users("a"))}, "turns as Python writes them, not JSON: write the column with json.dumps"),
+        ({"sender": "bot", "text": "b"}, "one turn of a conversation"),
+        ({"type": "message", "user": "U1", "text": "b"}, "one turn of a conversation"),
+        ({"text": "b", "parentMessageId": "1"}, "one turn of a conversation"),
+        ({"role": "user", "text": "b", "sessionId": "1"}, "one turn of a conversation"),
+        ({"Question": "b", "Turn_no": 2}, "one turn of a conversation"),
         ({"text": "### Human: a\n### Assistant: b"}, "text with the turns of a rendered conversation"),
         ({"text": "A talk.\n### Human: a"}, "text with the turns of a rendered conversation"),
         ({"text": "\n\nHuman: a\nb\n\nAssistant: c"}, "text with the turns of a rendered conversation"),
@@ -125,7 +134,9 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tup
         ({"question": float("nan"), "answer": "b"}, "no user turn"),
         ({"messages": [*users("a"), {"role": "tool", "content": "7"}]}, "tool turn"),
         ({"messages": [{"role": "narrator", "content": "a"}]}, "unknown role"),
-        ({"messages": [{"content": "a"}]}, "unknown role"),
+        ({"messages": [{"content": "a"}]}, "turn without a role"),
+        ({"messages": [{"question": "a", "answer": "b"}]}, "turn without a role"),
+        ({"messages": users([{"text": "a", "thought": True}])}, "content with parts other than text"),
         ({"messages": users(None)}, "content is not text"),
         ({"messages": users([{"type": "text", "text": "a"}, {"type": "image"}])}, "content with parts other than text"),
         ({"messages": users("half a pair \ud83d")}, "content is not valid Unicode"),
@@ -139,6 +150,23 @@ def test_what_would_make_another_prompt_is_refused_with_a_reason(row: dict, reas
     with pytest.raises(Refused) as refused:
         messages_of(row, keep_answers=False)
     assert refused.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("row", "place"),
+    [
+        ({"input": {"messages": users("a")}}, "input.messages"),
+        ({"prompt": json.dumps({"messages": users("a")})}, "prompt.messages"),
+        ({"log": {"requestBody": json.dumps({"messages": users("a")})}}, "log.requestBody.messages"),
+        ({"chosen": users("a"), "rejected": users("a")}, "chosen"),
+        ({"chat": json.dumps(users("a"))}, "chat"),
+    ],
+)
+def test_turns_in_another_column_are_refused_by_its_name_which_can_be_given(row: dict, place: str) -> None:
+    with pytest.raises(Refused, match="turns in another column") as refused:
+        messages_of(row, keep_answers=False)
+    assert refused.value.name == place
+    assert messages_of(row, keep_answers=False, shape=shape_of({"messages": place}, None)) == users("a")
 
 
 @pytest.mark.parametrize(
@@ -195,6 +223,23 @@ def test_what_stands_next_to_the_known_names_is_counted(prepare: Prepare) -> Non
     assert "| chats | column not read: mood | 2 |" in (prepare.folder / "report.md").read_text()
 
 
+def test_what_stands_next_to_turns_inside_an_object_is_read_or_counted(prepare: Prepare) -> None:
+    body = {"messages": users("a"), "system": "x", "tools": [], "seed": 1}
+    others = {"messages": users("b"), "tools": [{"name": "f"}]}
+    rows = [{"request": {"body": json.dumps(each), "url": "u"}, "license": "MIT"} for each in (body, others)]
+    ledger = prepare(rows, fields={"messages": "request.body.messages"})
+    assert [turn["content"] for turn in prepare.prompts()[0]["messages"]] == ["x", "a"]
+    assert reasons(prepare) == ["row with request.body.tools"]
+    with pytest.raises(Refused, match="image, sound or video"):
+        messages_of(
+            {"input": {"messages": users("a")}, "scan": "7.png"},
+            keep_answers=False,
+            shape=shape_of({"messages": "input.messages"}, None),
+        )
+    found = {"column not read: request.body.seed": 1, "column not read: request.url": 1}
+    assert ledger["sources"]["chats"]["found"]["reading"] == found
+
+
 def test_columns_of_a_table_are_counted_and_searched_for_files_like_those_of_json(prepare: Prepare) -> None:
     rows = [
         {"prompt": "a", "score": 1, "scan": None},
@@ -213,6 +258,11 @@ def test_named_columns_and_roles_take_the_place_of_the_usual_ones() -> None:
     turns = {"verlauf": [{"wer": "Kundin", "was": "a"}, {"wer": "bot", "was": "b"}]}
     shape = shape_of({"messages": "verlauf", "role": "wer", "content": "was"}, {"Kundin": "user"})
     assert messages_of(turns, keep_answers=True, shape=shape) == [*users("a"), {"role": "assistant", "content": "b"}]
+    row = {**turns, "system": "Be brief.", "verlauf": turns["verlauf"][:1], "answer": "b"}
+    assert messages_of(row, keep_answers=True, shape=shape)[::2] == [SYSTEM, {"role": "assistant", "content": "b"}]
+    shape = shape_of({"prompt": "frage", "content": "was"}, None)
+    assert messages_of({"Frage": "a"}, keep_answers=False, shape=shape) == users("a")
+    assert messages_of({"Frage": ["a", "b"]}, keep_answers=False, shape=shape) == users("a", "b")
 
 
 def test_each_source_has_columns_of_its_own_and_a_table_is_read_by_them(prepare: Prepare) -> None:
