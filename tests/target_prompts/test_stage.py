@@ -301,7 +301,8 @@ def at(url: str, name: str = "sglang") -> tuple[str, ...]:
 
 
 def test_a_server_of_sglang_writes_and_answers_what_the_target_does_here(run: Run, server: ProtocolServer) -> None:
-    here = run("prompts.limit=5", name="here", stages="[prompts,answers]")
+    # One at a time, as this server decodes: in a batch, probabilities differ by rounding, and so may what is drawn.
+    here = run("prompts.limit=5", "answers.batch_size=1", name="here", stages="[prompts,answers]")
     with serving(server) as url:
         there = run("prompts.limit=5", *at(url), stages="[prompts,answers]")
     assert samples_of(there) == samples_of(here) and prompts_of(there) == prompts_of(here)
