@@ -8,7 +8,7 @@ TORCH_NEWEST ?= torch
 export PYTHONDONTWRITEBYTECODE =
 # A test file runs in one process; the longest files start first.
 PYTEST = -m pytest -n 2 --dist loadscope --no-loadscope-reorder
-# Which tests `make test` runs, for pytest; SELECT="-m 'not gpu'": the slow ones, too, in less time than after the others.
+# Which tests `make test` runs, for pytest; SELECT="-m 'not gpu'": the slow ones, too.
 SELECT ?=
 # Modules are compiled when they are first imported: most of what is installed never is.
 INSTALL = -m pip install --quiet --no-compile --constraint constraints.txt

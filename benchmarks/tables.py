@@ -162,7 +162,7 @@ def time_to_head() -> list[str]:
 
 
 def proof() -> str:
-    """What the README shows first, next to a picture of the enlarged target at T = 0."""
+    """What the README shows first, next to a picture of both targets at T = 0."""
     titles = {"held_out": "held out", "mt_bench": "MT-bench"}
     runs = [
         ("Qwen2.5-Coder-1.5B", "held_out", "0", SERVED_1_5B),

@@ -7,7 +7,7 @@ from typing import Any
 
 from eagle3.prompts.reading.choices import Options, read_options
 from eagle3.prompts.reading.media import has_placeholder, is_file
-from eagle3.prompts.reading.order import require_one_conversation
+from eagle3.prompts.reading.order import require_in_order
 from eagle3.prompts.reading.prompt import Refused, is_unicode
 from eagle3.prompts.reading.rendered import RENDERED, is_rendered
 from eagle3.prompts.reading.shapes import (
@@ -78,7 +78,7 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
     if columns.conversation_column() in (None, "text") and columns.row.keys() >= {*OF_SPECULATORS}:
         raise Refused("row of token ids, as speculators regenerate them: docs/how-to/moving.md has a script for them")
     turns = [(_role(turn, shape), turn) for turn in _turns(columns)]
-    require_one_conversation(turns)
+    require_in_order(turns)
     turns = _with_columns(turns, columns)
     if shape.keeps_tools:
         turns = with_tool_turns(turns, columns, keep_answers=keep_answers)

@@ -13,7 +13,7 @@ WITH_TURNS = ("children", "replies")
 IDS = ("id", "message_id", "messageId", "uuid")
 
 
-def require_one_conversation(turns: list[Turn]) -> None:
+def require_in_order(turns: list[Turn]) -> None:
     """Raise Refused for turns in another order than they say, for trees, and for edited turns side by side."""
     keys = set().union(*(turn for _, turn in turns))
     for name in filter(keys.__contains__, ORDERS):  # of questions only: the clocks of a server and a browser differ

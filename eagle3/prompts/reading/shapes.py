@@ -76,7 +76,7 @@ TURN_OF = (
 )  # fmt: skip
 TURN_NUMBERS = frozenset(("turn_id", "turn_index", "turn_idx", "turn_number", "turn_no"))  # its place in it
 OF_TURNS = ("role", "content")
-BESIDE = ("system", "attachments", "chat_template_kwargs", "model")  # what requests have next to their turns
+OF_REQUESTS = ("system", "attachments", "chat_template_kwargs", "model")  # what requests have next to their turns
 EMPTY = frozenset(("", "[]", "{}", "null"))
 OF_TEXT = ("prompt", "context", "system")
 # In lower case: pandas writes the first for empty cells, people and Alpaca's successors the others; no text of OF_TEXT.
@@ -227,7 +227,7 @@ class Columns:
         """Yield the columns that hold something under none of the names that are looked for, also inside others."""
         for column, value in self.row.items():
             if column != EACH_ANSWERED:
-                yield from _beside(column, value, [inside for *_, inside in self.shape.wanted.get(column.lower(), ())])
+                yield from _unread(column, value, [inside for *_, inside in self.shape.wanted.get(column.lower(), ())])
 
     def first(self, kind: str) -> Any:
         return next(iter(self.all(kind)), None)
@@ -264,7 +264,7 @@ def shape_of(
         dict.fromkeys(CONVERSATION, ()) if any(given.get(kind) for kind in CONVERSATION) else {}
     )
     around = [name.rpartition(".")[0] for name in given.get("messages", ()) if "." in name]
-    for kind in BESIDE if around else ():
+    for kind in OF_REQUESTS if around else ():
         others[kind] = (
             *FIELDS[kind],
             *(f"{path}.{name}" for path in around for name in FIELDS[kind] if "." not in name),
@@ -290,8 +290,8 @@ def _is_missing(value: Any) -> bool:
     return isinstance(value, float) and value != value
 
 
-def _beside(name: str, value: Any, paths: list[list[str]]) -> Iterator[tuple[str, Any]]:
-    """Yield what a value holds beside the ends of all paths."""
+def _unread(name: str, value: Any, paths: list[list[str]]) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a value that no path leads to, by name."""
     if [] in paths or is_empty(value):
         return
     if paths and isinstance(value, str) and value.lstrip().startswith("{"):
@@ -300,7 +300,7 @@ def _beside(name: str, value: Any, paths: list[list[str]]) -> Iterator[tuple[str
         yield name, value
         return
     for key, part in value.items():
-        yield from _beside(f"{name}.{key}", part, [rest for first, *rest in paths if first == str(key).lower()])
+        yield from _unread(f"{name}.{key}", part, [rest for first, *rest in paths if first == str(key).lower()])
 
 
 def _inside(value: Any, path: list[str]) -> Any:
