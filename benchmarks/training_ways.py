@@ -56,7 +56,8 @@ def main(arguments: list[str]) -> dict[tuple[str, int], Path]:
     stores = {name: Store(**(given or {})) for name, given in file["stores"].items()}
     ways = {name: Way(**{"stores": [*stores][:1]} | (given or {})) for name, given in file["ways"].items()}
     for name, store in stores.items():  # a store that others take answers of comes before them
-        make_store(folder / "stores", name, store, [*file.get("precompute", []), *store.overrides], options)
+        overrides = [*file.get("precompute", []), *options.precompute, *store.overrides]
+        make_store(folder / "stores", name, store, overrides, options)
     general = [*file.get("train", []), *options.overrides]
     heads = trained(folder, ways, general, options)
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -74,6 +75,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--prompts", default=f"{ASSETS}/prompts/train.jsonl")
+    parser.add_argument("--precompute", nargs="+", default=[], help="overrides of precompute.py for every store")
     parser.add_argument("--target", default=f"{ASSETS}/tiny")
     parser.add_argument("--held-out", nargs="+", default=[f"{ASSETS}/prompts/heldout.jsonl"])
     parser.add_argument("--limit", type=int, default=400, help="held-out prompts of each file")
@@ -124,23 +126,28 @@ def trained(
 ) -> dict[tuple[str, int], Path]:
     """Train and export a head for each way and seed; those that start from another way's come after it."""
     runs = [(name, seed) for seed in range(options.seeds) for name in ways]
-    heads = {(name, seed): folder / "heads" / f"{file_name(name)}-{seed}" for name, seed in runs}
+    for name, seed in sorted(runs, key=lambda run: bool(ways[run[0]].init_from)):
+        train(folder, ways, name, seed, general, options)
+    return {run: head_of(folder, *run) for run in runs}
 
-    def train(name: str, seed: int) -> None:
-        way, head = ways[name], heads[name, seed]
-        run = folder / "runs" / head.name
-        stores = ",".join(f"{folder}/stores/{file_name(store)}/features" for store in way.stores)
-        start = [f"init_from={heads[way.init_from, seed]}"] if way.init_from else []
-        own = [f"data.path=[{stores}]", *general, *way.overrides, *start, f"seed={seed}"]
-        if not (run / "result.json").exists():
-            head.parent.mkdir(exist_ok=True)
-            make(head, "train.py", *own, f"hydra.run.dir={run}", "callbacks.progress=null", "ckpt_path=auto")
-        if not head.exists():
-            make(head, "serve.py", "action=export", f"run={run}", f"head={head}", "limit=2", "max_new_tokens=16")
 
-    for run in sorted(runs, key=lambda run: bool(ways[run[0]].init_from)):
-        train(*run)
-    return heads
+def head_of(folder: Path, way: str, seed: int) -> Path:
+    return folder / "heads" / f"{file_name(way)}-{seed}"
+
+
+def train(
+    folder: Path, ways: Mapping[str, Way], name: str, seed: int, general: Sequence[str], options: argparse.Namespace
+) -> None:
+    way, head = ways[name], head_of(folder, name, seed)
+    run = folder / "runs" / head.name
+    stores = ",".join(f"{folder}/stores/{file_name(store)}/features" for store in way.stores)
+    start = [f"init_from={head_of(folder, way.init_from, seed)}"] if way.init_from else []
+    own = [f"data.path=[{stores}]", *general, *way.overrides, *start, f"seed={seed}"]
+    head.parent.mkdir(parents=True, exist_ok=True)
+    if not (run / "result.json").exists():
+        make(head, "train.py", *own, f"hydra.run.dir={run}", "callbacks.progress=null", "ckpt_path=auto")
+    if not head.exists():
+        make(head, "serve.py", "action=export", f"run={run}", f"head={head}", "limit=2", "max_new_tokens=16")
 
 
 def compared_on_all(
