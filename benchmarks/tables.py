@@ -401,20 +401,52 @@ def live_run() -> str:
     return markdown(f"{titles} | served, chains of 3 / 5 / 7", rows)
 
 
+SET_TITLES = {
+    "held_out": "held out, documentation", "heldout": "held out, documentation", "gsm8k": "GSM8K",
+    "humaneval": "HumanEval", "mt_bench": "MT-bench", "general": "general", "sql": "SQL",
+}  # fmt: skip
+
+
 def own_prompts_1_5b() -> str:
     """Heads of Qwen2.5-Coder-1.5B-Instruct by their prompts, in chains of 3 / 7; bold: surely above documentation."""
-    titles = {
-        "held_out": "held out, documentation", "gsm8k": "GSM8K", "humaneval": "HumanEval", "mt_bench": "MT-bench",
-        "general": "general", "sql": "SQL",
-    }  # fmt: skip
     rows = []
     for name, heads in result("qwen25_coder_1_5b.json")["compared"].items():
         told = []
         for head in ("documentation", "from_target", "both"):
             cells = [heads[head][steps] for steps in ("3", "7")]
             told.append(" / ".join(_accepted(cell) for cell in cells))
-        rows.append([titles[name], *told])
+        rows.append([SET_TITLES[name], *told])
     return markdown("prompts | documentation | by the target | half of each", rows)
+
+
+def ways(file: str) -> str:
+    """Ways of training in chains of 3 / 7, means of seeds; bold: surely above the first way, over seeds or prompts."""
+    found = result(file)
+    names = list(found["ways"]["ways"])
+
+    def cell(name: str, way: str, drafts: int) -> str:
+        chain = f"{name}: all, chain of {drafts}, greedy"
+        seeds = [seed[chain][way] for seed in found["seeds"]]
+        length = f"{mean(seed['accept_length'] for seed in seeds):.2f}"
+        low = 0
+        if way != names[0]:
+            low = found["changes"][chain][way]["interval"][0] if len(seeds) > 1 else seeds[0]["difference"]["low"]
+        return f"**{length}**" if low > 0 else length
+
+    files = [chain.split(":")[0] for chain in found["seeds"][0] if ", chain of 3," in chain]
+    rows = [[SET_TITLES[name], *(f"{cell(name, way, 3)} / {cell(name, way, 7)}" for way in names)] for name in files]
+    return markdown(" | ".join(["prompts", *names]), rows)
+
+
+def live_seeds() -> str:
+    """Validation after an epoch on stored and on live features, for each seed."""
+    rows = []
+    for seed, of in enumerate(result("live_seeds.json")["seeds"]):
+        both = [of["stored"], of["live"]]
+        losses = [f"{each['validation_loss']:.3f}" for each in both]
+        lengths = [" / ".join(f"{each:.3f}" for each in run["served_accept_length"].values()) for run in both]
+        rows.append([f"{seed}", *losses, *lengths])
+    return markdown("seed | validation loss, stored | live | served, chains of 3 / 5 / 7, stored | live", rows)
 
 
 def _accepted(cell: dict[str, Any]) -> str:
@@ -763,9 +795,10 @@ TABLES: dict[str, Callable[[], str]] = {
         quickstart, proof, fits, best, public_target, data_curve, several_answers, served_smollm2, served_1_5b,
         served_tails, own_prompts_1_5b, served_steps, epochs, heads, recipe, recipe_seeds, fixed_lm_head, attention,
         local_read, parity, loads, served_ways, long_answers, bounds, long_windows, long_texts, lm_head_decoded,
-        stored_or_live, live_run, accepted_1_5b,
+        stored_or_live, live_run, live_seeds, accepted_1_5b,
     )
 } | {
+    **{name: partial(ways, f"{name}.json") for name in ("own_prompts", "user_turns", "larger_batches")},
     **{f"race_{peer.lower()}": partial(race, peer) for peer in PEERS},
     "raced_heads": partial(raced_heads, SPECFORGE),
     "speculators_heads": partial(raced_heads, SPECULATORS, FIXED),
