@@ -78,7 +78,7 @@ def commands(options: argparse.Namespace, target: Path) -> dict[str, list[str]]:
         packs = ["data.pack_tokens=512", "data.val_fraction=0.1", "trainer.log_every_n_steps=2"]
     random_weights = "target.check_health=false"  # the check refuses weights that nobody trained
     data = [f"target.path={target.resolve()}", random_weights, f"out_dir={work}/data"]
-    given = [f"prompts.path={work}/prompts.jsonl", "prompts.license=MIT", "prompts/privacy=patterns"]
+    given = [f"prompts.path={work}/prompts.jsonl", "prompts.license=MIT", "prompts/privacy=off"]
     answer = [f"answers={engine}", f"sampling.max_new_tokens={ANSWER_TOKENS}", "sampling.temperature=0.7"]
     at_a_time = [f"answers.in_flight={options.requests * 5 // 4}", f"launch.max_running_requests={options.requests}"]
     answer += ["answers.window=8"] if options.tiny else at_a_time

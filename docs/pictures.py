@@ -236,15 +236,13 @@ def race(figure: Figure) -> list[str]:
 
 
 def speed_up(figure: Figure) -> list[str]:
-    """Speed-up over concurrency with its interval, for each target and prompt set; return the numbers shown."""
+    """Speed-up of the 1.5 B target over concurrency with its interval, by prompt set; return the numbers shown."""
     shown = []
     figure.set_size_inches(9.6, 3.6)
-    for axes, (title, of) in zip(figure.subplots(1, 2, sharey=True), SERVED.items(), strict=True):
-        cells = tables.served_cells(*of)
-        for prompt_set, label, colour, lift in (
-            ("held_out", "prompts like the training's", OURS, 8),
-            ("mt_bench", "MT-bench", OTHER, -16),
-        ):
+    cells = tables.served_cells(*tables.SERVED_1_5B)
+    for axes, sets in zip(figure.subplots(1, 2, sharey=True), SPEED_UPS, strict=True):
+        curves = []
+        for (prompt_set, label), colour in zip(sets.items(), (OURS, OTHER), strict=True):
             gains = {
                 load: cell["speed_ups"]["head"]["tpot"] for (name, load), cell in cells.items() if name == prompt_set
             }
@@ -252,7 +250,10 @@ def speed_up(figure: Figure) -> list[str]:
             low, high = ([gain[end] for gain in gains.values()] for end in ("low", "high"))
             axes.fill_between(places, low, high, facecolor=(colour, 0.15), edgecolor=colour, linewidth=0.6)
             axes.plot(places, values, marker="o", color=colour, label=label)
+            curves.append(values)
+        for values, others in (curves, curves[::-1]):
             for end in (0, -1):
+                lift = 8 if values[end] > others[end] else -16
                 axes.annotate(
                     f"{values[end]:.2f}", (places[end], values[end]), xytext=(0, lift), textcoords="offset points",
                     ha="center",
@@ -262,16 +263,15 @@ def speed_up(figure: Figure) -> list[str]:
         axes.set_xscale("log", base=2)
         axes.set_xticks(places, [str(place) for place in places])
         axes.set(xlabel="concurrent requests", xlim=(0.8, 80), ylim=(0, 2.8))
-        axes.set_title(title, loc="left", fontsize=10)
+        axes.legend(frameon=False, loc="upper right", fontsize=9)
     figure.axes[0].set_ylabel("times as fast per token")
-    figure.axes[0].legend(frameon=False, loc="upper right", fontsize=9)
     return shown
 
 
-SERVED = {
-    "Qwen2.5-Coder-1.5B, at its own size": tables.SERVED_1_5B,
-    "SmolLM2-135M, enlarged to 8.5 B": ("sglang_bench_smollm2_chain.json", "cells"),
-}
+SPEED_UPS = (
+    {"held_out": "prompts like the training's", "mt_bench": "MT-bench"},
+    {"gsm8k": "GSM8K", "humaneval": "HumanEval"},
+)
 
 
 def growth(figure: Figure) -> list[str]:
