@@ -47,7 +47,7 @@ class Recorder(lightning.Callback):
 class Run:
     """One training in `directory`."""
 
-    def __init__(self, directory: Path, store: Path, *overrides: str, signal_after: int | None = None) -> None:
+    def __init__(self, directory: Path, store: Path | str, *overrides: str, signal_after: int | None = None) -> None:
         run = composed(directory, store, *overrides)
         run, self.held = live.with_choices(run) if run.live else run, ExitStack()
         lightning.seed_everything(run.seed, verbose=False)
@@ -71,7 +71,7 @@ class Run:
         return {name: parameter.detach().clone() for name, parameter in self.module.head.named_parameters()}
 
 
-def composed(directory: Path, store: Path, *overrides: str) -> TrainRun:
+def composed(directory: Path, store: Path | str, *overrides: str) -> TrainRun:
     settings = [
         f"data.path={store}", f"run_dir={directory}", "data.pack_tokens=48", "data.val_fraction=0.2", "ttt_steps=3",
         "trainer=cpu", "trainer.max_epochs=3", "trainer.enable_progress_bar=false", "trainer.log_every_n_steps=1",

@@ -15,6 +15,7 @@ from eagle3.answers.store import ANSWERS, read_answers
 from eagle3.commands.devices import listed_devices, trains_on_gpu
 from eagle3.commands.precompute import check_engine, check_layers, read_target, with_engine_of
 from eagle3.errors import InputError
+from eagle3.features.source import as_setting
 from eagle3.head_files.record import Origin
 from eagle3.hydra_run import given_keys
 from eagle3.settings.precomputing import CaptureRun
@@ -41,9 +42,9 @@ def with_choices(run: TrainRun) -> TrainRun:
     """Return a training with data=live as it runs: its target, its engine, and the GPUs of each."""
     for key in set(given_keys()).intersection(UNREAD):
         log.warning("%s has no effect with data=live, which stores nothing; leave it out", key)
-    folder, live = answers_folder(run), of(run)
+    folders, live = answers_folders(run), of(run)
     if live.target.path is None:
-        named = read_answers(folder).target
+        named = read_answers(folders[0]).target
         run = replace(run, target=replace(live.target, path=named.name, revision=named.revision))
     run = replace(run, features=with_engine_of(live, tell=log.info))
     if (engine := of(run).features.engine) is None:
@@ -57,16 +58,18 @@ def of(run: TrainRun) -> CaptureRun:
     return run.live
 
 
-def answers_folder(run: TrainRun) -> Path:
-    path = run.data.read(DataSettings).path
-    if not isinstance(path, str):
-        raise InputError(f"data.path={path}: data=live takes one folder of answers; give data.path=DIR/answers")
-    if not Path(path, ANSWERS).is_file():
-        raise InputError(
-            f"data.path={path} has no {ANSWERS}, of which data=live makes features; give data.path=DIR/answers, or "
-            f"leave out data=live to train on a store"
-        )
-    return Path(path)
+def answers_folders(run: TrainRun) -> list[Path]:
+    given = run.data.read(DataSettings).path
+    if not given:
+        raise InputError("data.path is not set; data=live needs answers: give data.path=DIR/answers")
+    paths = [given] if isinstance(given, str) else given
+    for path in paths:
+        if not Path(path, ANSWERS).is_file():
+            raise InputError(
+                f"data.path={path} has no {ANSWERS}, of which data=live makes features; give data.path=DIR/answers, or "
+                f"leave out data=live to train on a store"
+            )
+    return [*map(Path, paths)]
 
 
 # --- GPUs ------------------------------------------------------------------------------------------------------------
@@ -139,18 +142,21 @@ def open_live(run: TrainRun, resumed: Origin | None, held: ExitStack) -> "LiveFe
     """Open the source of this rank; `held` ends what it needs. The first rank starts the servers of all."""
     from eagle3.features.build import build_extractor, feature_settings
 
-    live, target, folder = on_own_gpu(run), read_target(of(run)), answers_folder(run)
+    live, target = on_own_gpu(run), read_target(of(run))
     check_layers(live, target)
     source = run.data.read(DataSettings).source
     assert source is not None
-    opened: LiveFeatures = source.build(path=folder, target=target, settings=feature_settings(live, target))
+    opened: LiveFeatures = source.build(
+        paths=answers_folders(run), target=target, settings=feature_settings(live, target)
+    )
+    path = as_setting(opened.location)
     if resumed and resumed.hash != opened.fingerprint:
         raise InputError(
-            f"data.path={folder}: the answers, the target or features.* are not those that ckpt_path={run.ckpt_path} "
+            f"data.path={path}: the answers, the target or features.* are not those that ckpt_path={run.ckpt_path} "
             f"began with, and samples would be repeated or skipped; bring them back, or start a new training from its "
             f"head with init_from=HEAD"
         )
-    log.info("%s: %d samples, %d tokens; left out: %s", folder, len(opened.samples), opened.samples.tokens.sum(),
+    log.info("%s: %d samples, %d tokens; left out: %s", path, len(opened.samples), opened.samples.tokens.sum(),
              dict(opened.left_out) or "none")  # fmt: skip
     told, asks = Path(run.run_dir, SERVERS), bool(live.features.engine and rank())
     running = running_servers(told, live.launch.start_timeout_s) if asks else None

@@ -1,6 +1,6 @@
 """Features made while training: samples are known from the answers, and their features are asked for ahead of the step.
 
-Ids, lengths, masks and counts come from DIR/answers, so that plan and packs are those of a store of these answers. They
+Ids, lengths, masks and counts come from the answers, so that plan and packs are those of stores of these answers. They
 are read once and kept. What has been asked for and not read is bounded in bytes. Nothing is written to disk.
 
 Shapes: V target vocabulary.
@@ -25,6 +25,7 @@ from eagle3.answers.store import ANSWERS
 from eagle3.errors import InputError
 from eagle3.features.build import STORED, FeatureSettings, finished_answers, made_from, weights_dtype
 from eagle3.features.conversation import Conversation, read_conversations
+from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample, positions_with_teacher
 from eagle3.features.samples import SampleRef, Samples
 from eagle3.features.shards import entry_of, hash_of
@@ -34,7 +35,10 @@ from eagle3.features.task import Extractor
 from eagle3.progress import Bar
 from eagle3.storage.files import sha256_json
 from eagle3.target.facts import TargetConfig
+from eagle3.target.identity import require_same_target
 from eagle3.target.stored import StoredTarget
+
+Name = tuple[str, str]  # the folder of a sample and its id there
 
 
 @dataclass(eq=False)
@@ -44,11 +48,11 @@ class Window:
     upcoming: Iterator[SampleRef]
     keep: bool
     held: int = 0
-    asked: dict[str, deque[Future[Sample | str]]] = field(default_factory=lambda: defaultdict(deque))
+    asked: dict[Name, deque[Future[Sample | str]]] = field(default_factory=lambda: defaultdict(deque))
 
 
 class LiveFeatures(MadeOnDemand):
-    """A `FeatureSource` of a folder of answers. `extractor`, which is set once it is ready, makes the features.
+    """A `FeatureSource` of folders of answers. `extractor`, which is set once it is ready, makes the features.
 
     Asks ahead until it holds `ahead_gb` GB, and keeps at most `val_gb` GB of the samples that are to be kept."""
 
@@ -56,36 +60,44 @@ class LiveFeatures(MadeOnDemand):
     extractor: Extractor
 
     def __init__(
-        self, *, path: Path, target: StoredTarget, settings: FeatureSettings, ahead_gb: float, val_gb: float
+        self, *, paths: list[Path], target: StoredTarget, settings: FeatureSettings, ahead_gb: float, val_gb: float
     ) -> None:
-        self.location, self.target, self.settings = str(path), target, settings
-        self.made_from = made_from(target, finished_answers(target, path), settings)
+        self.target, self.settings = target, settings
         self.left_out: Counter[str] = Counter()
-        self.conversations: dict[str, Conversation] = {}
-        self._read_answers(path)
+        self.conversations: dict[Name, Conversation] = {}
+        self.answer_counts: Int[Tensor, " V"] = torch.zeros(target.facts.vocab_size, dtype=torch.long)
+        made = [made_from(target, finished_answers(target, path), settings) for path in paths]
+        self.made_from = made[0]
+        of_folders = [self._read_answers(path) for path in paths]
+        self.location: str | list[str] = [*map(str, paths)] if len(paths) > 1 else str(paths[0])
+        hashes = [sha256_json([hash_of(each), digest]) for each, (_, digest) in zip(made, of_folders, strict=True)]
+        require_joinable(paths, made, hashes)
+        self.fingerprint = sha256_json(hashes) if len(hashes) > 1 else hashes[0]
+        self.samples = Samples.of([ref for refs, _ in of_folders for ref in refs])
         self.weights = target_tensors(target.embedding, target.lm_head, dtype=weights_dtype(settings))
         self.most, self.room = int(ahead_gb * 1e9), int(val_gb * 1e9)
-        self.kept: dict[str, Sample] = {}
+        self.kept: dict[Name, Sample] = {}
         self.windows: list[Window] = []
-        self.early: Counter[str] = Counter()  # samples that were read before a window had asked for them
+        self.early: Counter[Name] = Counter()  # samples that were read before a window had asked for them
         self.closed = False
         self.lock = Lock()  # of all above
 
-    def _read_answers(self, path: Path) -> None:
+    def _read_answers(self, path: Path) -> tuple[list[SampleRef], str]:
+        """Keep the conversations of a folder; return its samples and a hash of them."""
         rules: Any = {"max_length": self.settings.max_length, "too_long": self.settings.too_long}
         refs, digest, counts = [], hashlib.sha256(), Counter[int]()
         for item in Bar(read_conversations(path, **rules, left_out=self.left_out), desc="read answers"):
-            self.conversations[item.id] = replace(item, input_ids=item.input_ids.int(), turns=item.turns.int())
+            self.conversations[str(path), item.id] = replace(
+                item, input_ids=item.input_ids.int(), turns=item.turns.int()
+            )
             entry = entry_of(item, offset=0, size=0, sha256="", source=item.source, whole=item.whole)
-            refs.append(SampleRef(self.location, ANSWERS, entry))
+            refs.append(SampleRef(str(path), ANSWERS, entry))
             digest.update(bytes.fromhex(item.sha256))
             counts.update(item.input_ids[item.turns > 0].tolist())
         if not refs:
             raise InputError(f"data.path={path} has no answer that can be trained; left out: {dict(self.left_out)}")
-        self.samples = Samples.of(refs)
-        self.fingerprint = sha256_json([hash_of(self.made_from), digest.hexdigest()])
-        self.answer_counts: Int[Tensor, " V"] = torch.zeros(self.target.facts.vocab_size, dtype=torch.long)
-        self.answer_counts[[*counts]] = torch.tensor([*counts.values()])
+        self.answer_counts[[*counts]] += torch.tensor([*counts.values()])
+        return refs, digest.hexdigest()
 
     # --- facts -------------------------------------------------------------------------------------------------------
 
@@ -128,15 +140,16 @@ class LiveFeatures(MadeOnDemand):
 
     def read(self, ref: SampleRef) -> Sample:
         """Wait for a sample that has been asked for; others are asked for now."""
-        if kept := self.kept.get(ref.entry.id):
+        name = name_of(ref)
+        if kept := self.kept.get(name):
             return kept
         with self.lock:
-            window = next((each for each in self.windows if each.asked.get(ref.entry.id)), None)
+            window = next((each for each in self.windows if each.asked.get(name)), None)
             if window:
-                future = window.asked[ref.entry.id].popleft()
+                future = window.asked[name].popleft()
             else:
                 future = self._ask(ref)
-                self.early[ref.entry.id] += bool(self.windows)
+                self.early[name] += bool(self.windows)
         sample = future.result()
         with self.lock:
             if window:
@@ -144,16 +157,16 @@ class LiveFeatures(MadeOnDemand):
                 self._ask_ahead(window)
             if isinstance(sample, str):
                 raise NoFeatures(
-                    f"data.path={self.location}: the engine refuses sample {ref.entry.id} of {ref.entry.tokens} tokens "
+                    f"data.path={ref.store}: the engine refuses sample {ref.entry.id} of {ref.entry.tokens} tokens "
                     f"({sample}); leave such samples out, e.g. with data.max_tokens"
                 )
             if window and window.keep and self._size(ref) <= self.room:
                 self.room -= self._size(ref)
-                self.kept[sample.id] = sample
+                self.kept[name] = sample
         return sample
 
     def without_features(self, ref: SampleRef) -> Sample:
-        item = self.conversations[ref.entry.id]
+        item = self.conversations[name_of(ref)]
         has_teacher = positions_with_teacher(item.turns, self.settings.teachers)
         taught = int(has_teacher.sum())
         return Sample(
@@ -169,11 +182,11 @@ class LiveFeatures(MadeOnDemand):
     def _ask_ahead(self, window: Window) -> None:
         """Ask for the next samples of a window until it holds `ahead_gb`."""
         while window.held < self.most and (ref := next(window.upcoming, None)):
-            if self.early[ref.entry.id]:
-                self.early[ref.entry.id] -= 1
-            elif ref.entry.id not in self.kept:
+            if self.early[name := name_of(ref)]:
+                self.early[name] -= 1
+            elif name not in self.kept:
                 window.held += self._size(ref)
-                window.asked[ref.entry.id].append(self._ask(ref))
+                window.asked[name].append(self._ask(ref))
 
     def _size(self, ref: SampleRef) -> int:
         """Return the bytes of a sample's features if all tokens have a teacher."""
@@ -183,4 +196,18 @@ class LiveFeatures(MadeOnDemand):
     def _ask(self, ref: SampleRef) -> Future[Sample | str]:
         if self.closed:
             raise RuntimeError("the source is closed")
-        return self.extractor.ask(self.conversations[ref.entry.id])
+        return self.extractor.ask(self.conversations[name_of(ref)])
+
+
+def name_of(ref: SampleRef) -> Name:
+    return ref.store, ref.entry.id
+
+
+def require_joinable(paths: list[Path], made: list[MadeFrom], hashes: list[str]) -> None:
+    """Raise InputError where answers are of different targets, or would be trained twice in an epoch."""
+    for number, path in enumerate(paths):
+        require_same_target(
+            made[0].target, made[number].target, expected_from=f"data.path={paths[0]}", actual_from=f"data.path={path}"
+        )
+        if (first := hashes.index(hashes[number])) < number:
+            raise InputError(f"data.path names the same answers twice, {paths[first]} and {path}; leave one out")

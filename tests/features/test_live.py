@@ -42,8 +42,11 @@ ROWS = [conversation(number, 3 + number % 5, 2 + number * 7 % 30) for number in 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, target: Target) -> Path:
     """Answers, and a store of their features. Tests only read them."""
-    folder = tmp_path_factory.mktemp("answers")
-    write_answers(folder, target.identity, ROWS)
+    return answered(tmp_path_factory.mktemp("answers"), target, ROWS)
+
+
+def answered(folder: Path, target: Target, rows: list[dict[str, Any]]) -> Path:
+    write_answers(folder, target.identity, rows)
     options = (f"target.path={ASSETS}/tiny", f"out_dir={folder}", "target.device=cpu", "features=huggingface", ALONE)
     call_script("precompute", *options, "stages=[features]", "progress=false", output_dir=folder / "logs")
     return folder
@@ -87,6 +90,22 @@ def counted(source: Any) -> list[str]:
 
     source.extractor.ask = counting
     return asked
+
+
+def test_several_answers_to_each_prompt_are_trained_as_from_their_stores(
+    folder: Path, target: Target, tmp_path: Path
+) -> None:
+    """So each epoch can have answers of its own: N answers to each prompt, and one epoch."""
+    other = answered(tmp_path / "other", target, [conversation(number, 3 + number % 5, 9) for number in range(40)])
+    paths = {kind: f"[{folder}/{kind},{other}/{kind}]" for kind in ("answers", "features")}
+    live = Run(tmp_path / "live", paths["answers"], *LIVE, "trainer.max_epochs=1").fit()
+    stored = Run(tmp_path / "stored", paths["features"], "trainer.max_epochs=1").fit()
+    assert live.recorder.batches == stored.recorder.batches
+    assert_same(live, stored)
+    assert torch.equal(live.data.source.answer_counts, stored.data.source.answer_counts)
+    whole: Any = {"turns": "all", "limit": None, "max_length": 99}
+    of_live, of_stores = (validation_prompts(run.module.origin, **whole).prompts for run in (live, stored))
+    assert of_live == of_stores
 
 
 def test_masks_weights_and_rules_choose_the_same_packs(folder: Path, tmp_path: Path) -> None:
@@ -157,7 +176,7 @@ def live_source(path: Path, target: StoredTarget, extractor: Extractor, **change
     run = composed(path, path, *LIVE)
     settings = feature_settings(live_command.of(replace(run, target=replace(run.target, path=target.path))), target)
     sizes = {"ahead_gb": 1.0, "val_gb": 1.0} | changes
-    source = LiveFeatures(path=path, target=target, settings=settings, **sizes)
+    source = LiveFeatures(paths=[path], target=target, settings=settings, **sizes)
     source.extractor = extractor
     return source
 
@@ -365,7 +384,11 @@ def test_what_cannot_be_trained_is_told_in_one_line(
     run = composed(tmp_path, folder / "answers", *LIVE[:1], "features=sglang", "launch.python=/nowhere")
     for path, message in [
         (f"{folder}/features", r"data\.path=.*features has no answers\.jsonl, of which data=live makes"),
-        ([f"{folder}/answers"] * 2, "data=live takes one folder of answers; give data.path=DIR/answers"),
+        (
+            [f"{folder}/answers", f"{folder}/features"],
+            r"data\.path=.*features has no answers\.jsonl, of which data=live",
+        ),
+        (None, r"data\.path is not set; data=live needs answers: give data\.path=DIR/answers"),
         (f"{folder}/answers", "launch.python=/nowhere cannot be run"),
     ]:
         with pytest.raises(InputError, match=message):
@@ -393,6 +416,8 @@ def test_answers_of_another_target_and_a_resume_on_other_answers_are_refused(tmp
     last = f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt"
     with pytest.raises(InputError, match=r"the answers, the target or features\.\* are not those that ckpt_path="):
         Run(tmp_path / "run", tmp_path / "answers", *LIVE, last)
+    with pytest.raises(InputError, match=r"data\.path names the same answers twice, .* and .*; leave one"):
+        Run(tmp_path / "run", f"[{tmp_path}/answers,{tmp_path}/answers]", *LIVE)
     write_answers(tmp_path, replace(target.identity, weights_hash="other"), ROWS)
     with pytest.raises(InputError, match=r"answers was made with target .*they differ in weights"):
         Run(tmp_path / "run", tmp_path / "answers", *LIVE)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from eagle3.answers.chat import Chat, RefusedConversation
-from eagle3.answers.store import ANSWERS, read_rows
+from eagle3.answers.store import ANSWERS, AnsweredRow, read_rows
 from eagle3.decoding.replay import answer_all
 from eagle3.errors import InputError
 from eagle3.features.concat import open_recorded
@@ -203,7 +203,7 @@ def validation_prompts(trained_on: Origin, *, turns: Turns, limit: int | None, m
     Validation is the lowest shares of the split, so they are taken from the bottom up. Later prompts have the answers
     before them that training had."""
     if answers := _answers_without_features(trained_on):
-        talks, location = _held_out_answers(answers, trained_on.val_fraction), str(answers)
+        talks, location = _held_out_answers(answers, trained_on.val_fraction), ",".join(map(str, answers))
     else:
         features = _recorded_store(trained_on)
         talks, location = _held_out(features, trained_on.val_fraction), as_setting(features.location)
@@ -220,16 +220,16 @@ def validation_prompts(trained_on: Origin, *, turns: Turns, limit: int | None, m
 def held_out_samples(trained_on: Origin) -> Iterator[Sample]:
     """Read the first sample of each prompt that training held out; InputError if its store is there no more."""
     if answers := _answers_without_features(trained_on):
-        raise InputError(f"{answers} has no features: they were made while training")
+        raise InputError(f"{answers[0]} has no features: they were made while training")
     features = _recorded_store(trained_on)
     shares, firsts = np.unique(features.samples.split, return_index=True)
     return (features.read(features.samples[int(first)]) for first in firsts[shares < trained_on.val_fraction])
 
 
-def _answers_without_features(trained_on: Origin) -> Path | None:
-    """Return the folder of the answers of a training with data=live; None if it had a store."""
+def _answers_without_features(trained_on: Origin) -> list[Path]:
+    """Return the folders of answers of a training with data=live; none if it had stores."""
     paths = [trained_on.path] if isinstance(trained_on.path, str) else trained_on.path
-    return next((Path(path) for path in paths if Path(path, ANSWERS).is_file()), None)
+    return [Path(path) for path in paths if Path(path, ANSWERS).is_file()]
 
 
 def _recorded_store(trained_on: Origin) -> FeatureSource:
@@ -251,14 +251,18 @@ def _held_out(features: FeatureSource, val_fraction: float) -> Iterator[Iterator
         yield (each.input_ids[:begin].tolist() for each in samples for begin, _ in answers_of(each.turns))
 
 
-def _held_out_answers(folder: Path, val_fraction: float) -> Iterator[Iterator[list[int]]]:
-    held_out = [(split_fraction(row.id), row) for row in read_rows(folder)]
-    by_prompt = sorted(
-        ((share, row) for share, row in held_out if share < val_fraction),
-        key=lambda each: (each[0], prompt_and_turn(each[1].id)[1]),
-    )
-    for _, rows in groupby(by_prompt, key=lambda each: each[0]):
-        yield (row.input_ids[:begin] for _, row in rows for begin, _ in row.turns)
+def _held_out_answers(folders: list[Path], val_fraction: float) -> Iterator[Iterator[list[int]]]:
+    """Yield the prompts of each held-out conversation; where several folders have it, those of one."""
+    held_out: dict[float, tuple[Path, list[AnsweredRow]]] = {}
+    for folder in folders:
+        for row in read_rows(folder):
+            if (share := split_fraction(row.id)) < val_fraction:
+                of, rows = held_out.setdefault(share, (folder, []))
+                if of == folder:
+                    rows.append(row)
+    for _, (_, rows) in sorted(held_out.items()):
+        by_turn = sorted(rows, key=lambda row: prompt_and_turn(row.id)[1])
+        yield (row.input_ids[:begin] for row in by_turn for begin, _ in row.turns)
 
 
 def _fitting(prompts: Iterable[list[int]], max_length: int, left_out: Counter[str]) -> list[list[int]]:
