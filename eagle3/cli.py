@@ -25,7 +25,7 @@ from eagle3.adapters.hydra import (
 )
 from eagle3.errors import InputError, Interrupted
 from eagle3.home import expand_option
-from eagle3.hydra_run import output_dir, own_config_dirs
+from eagle3.hydra_run import CONF, output_dir, own_config_dirs
 from eagle3.messages import added_key, message_for_user, unnamed_option, wrong_override
 from eagle3.progress import close_bars, show_bars
 from eagle3.secrets import keep_secrets, public
@@ -47,6 +47,7 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
         _find_own_modules()
         show_bars(bool(config.get("progress", True)))
         try:
+            refuse_taken_names()
             return task(config)
         except Interrupted as stop:
             exit_with(str(stop), interrupts.STATUS)
@@ -81,6 +82,17 @@ def _find_own_modules() -> None:
         parent = str(Path(folder).parent)
         if parent not in sys.path:
             sys.path.append(parent)
+
+
+def refuse_taken_names() -> None:
+    """Raise InputError for an option of one's own that has the name of a built-in one, which Hydra reads instead."""
+    for folder in map(Path, own_config_dirs()):
+        for file in sorted(folder.rglob("*.yaml")):
+            name = file.relative_to(folder)
+            if Path(CONF, name).exists():
+                raise InputError(
+                    f"{file} is not read: eagle3 has conf/{name}, which takes precedence; give yours another name"
+                )
 
 
 def failed_score(mode: str | None) -> float:

@@ -24,7 +24,9 @@ from omegaconf import OmegaConf
 from scripts import Script, call_script, composed, run_script
 from stores import ASSETS, CONF, ROOT
 
+from eagle3 import cli
 from eagle3.commands.serve import DO
+from eagle3.errors import InputError
 from eagle3.features.index import index_name
 from eagle3.features.store import FeatureStore
 from eagle3.hydra_run import job_name
@@ -372,6 +374,19 @@ def test_a_config_that_is_not_yaml_is_one_line_with_its_place(tmp_path: Path) ->
     done = run_script("train", "--config-dir", str(tmp_path), "loss=cut")
     assert done.returncode == 1
     assert re.fullmatch(r"error: a config is not valid YAML: .*loss/cut\.yaml.*line 2.*\n", done.stderr)
+
+
+def test_an_option_of_ones_own_with_a_name_that_is_taken_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "own_config_dirs", lambda: [str(tmp_path)])
+    for name in ("ours", "lk"):
+        (tmp_path / "loss").mkdir(exist_ok=True)
+        (tmp_path / "loss" / f"{name}.yaml").write_text("decay: 1\n")
+        if name == "ours":
+            cli.refuse_taken_names()
+    with pytest.raises(InputError, match=r"loss/lk\.yaml is not read: eagle3 has conf/loss/lk\.yaml, which takes prec"):
+        cli.refuse_taken_names()
 
 
 def test_the_option_on_the_page_holds_the_keys_that_every_command_needs(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from eagle3 import interrupts
 from eagle3.errors import InputError, Interrupted, require_packages
 from eagle3.home import pasted
-from eagle3.hydra_run import CONF, given_keys, own_config_dirs
+from eagle3.hydra_run import CONF, given_keys
 from eagle3.progress import Bar, duration
 from eagle3.prompts import LIBRARIES
 from eagle3.settings.check import checked_run
@@ -340,12 +340,10 @@ def with_engine_of(run: CaptureRun, *, tell: Callable[..., None]) -> StoreSettin
 
 
 def huggingface_option(auto: Part) -> dict[str, Any]:
-    """Return the option answers/huggingface, of the user's own --config-dir if it has one; a warning names the values
-    given for `auto` that it does not take."""
-    folders = [Path(folder) / "answers" for folder in (*own_config_dirs(), CONF)]
+    """Return the option answers/huggingface; a warning names the values given for `auto` that it does not take."""
     chosen, usual = (
-        OmegaConf.to_container(OmegaConf.load(next(filter(Path.is_file, (folder / name for folder in folders)))))
-        for name in ("huggingface.yaml", "sglang.yaml")
+        OmegaConf.to_container(OmegaConf.load(Path(CONF, "answers", f"{name}.yaml")))
+        for name in ("huggingface", "sglang")
     )
     assert isinstance(chosen, dict) and isinstance(usual, dict)
     for key, value in auto.keys.items():
