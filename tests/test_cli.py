@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ import wandb
 from hydra.errors import ConfigCompositionException
 from object_stores import http_server, send
 from omegaconf import OmegaConf
-from scripts import Script, call_script, composed, run_script
+from scripts import call_script, composed, run_script, start_script
 from stores import ASSETS, CONF, ROOT
 
 from eagle3.commands.serve import DO
@@ -573,13 +574,13 @@ def test_a_stopped_precompute_continues_where_it_was(world: World, tmp_path: Pat
         *world.precompute, f"out_dir={tmp_path}/dir", "answers=huggingface", "answers.window=4", "answers.batch_size=4",
     )  # fmt: skip
     path = tmp_path / "dir" / "answers" / "answers.jsonl"
-    process = Script("precompute", *settings)
+    process = start_script("precompute", *settings, log=tmp_path / "log")
     while not (path.exists() and path.stat().st_size):
         assert process.poll() is None
         time.sleep(0.02)
-    process.terminate()
-    error = process.communicate()[1]
-    assert process.returncode == 130
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait() == 130
+    error = (tmp_path / "log").read_text()
     assert error.splitlines()[-1].startswith("error: interrupted; what was finished is kept")
     done = run_script("precompute", *settings)
     assert done.returncode == 0, done.stderr
@@ -590,13 +591,13 @@ def test_a_stopped_precompute_continues_where_it_was(world: World, tmp_path: Pat
 @pytest.mark.slow
 def test_a_stopped_training_says_how_to_go_on(world: World, tmp_path: Path) -> None:
     settings = (f"data.path={world.store}", "data.val_fraction=0.2", f"hydra.run.dir={tmp_path}")
-    process = Script("train", *settings, "trainer.max_epochs=99")
+    process = start_script("train", *settings, "trainer.max_epochs=99", log=tmp_path / "log")
     while not list(tmp_path.glob("checkpoints/best-*.ckpt")):
         assert process.poll() is None
         time.sleep(0.05)
-    process.terminate()
-    error = process.communicate()[1]
-    assert process.returncode == 130
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait() == 130
+    error = (tmp_path / "log").read_text()
     said, _, command = error.splitlines()[-1].partition(" resume with: ")
     assert said == "error: stopped by a signal;"
     done = run_script("train", *shlex.split(command)[2:], "trainer.max_epochs=3")  # the last of two values counts

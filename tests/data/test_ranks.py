@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from feature_data import feature_data
-from scripts import Script, run_script
+from scripts import run_script, start_script
 from stores import random_samples, shard_of, write_store
 
 from eagle3.errors import InputError
@@ -107,9 +107,7 @@ def train_until_killed(run: Path, devices: int) -> str:
     """Train a few steps, and kill all processes."""
     last, log = run / "checkpoints/last.ckpt", run.with_suffix(".log")
     version = last.stat().st_mtime_ns
-    with log.open("wb") as file:
-        arguments = [*settings_of(run, devices, "ddp"), "callbacks.last.every_n_steps=1"]
-        process = Script("train", *arguments, stdout=file, stderr=file, own_session=True)
+    process = start_script("train", *settings_of(run, devices, "ddp"), "callbacks.last.every_n_steps=1", log=log)
     while process.poll() is None and last.stat().st_mtime_ns == version:
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
