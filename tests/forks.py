@@ -76,6 +76,8 @@ def parent() -> subprocess.Popen[str]:
 
 def serve() -> None:
     """For each line of stdin, fork and answer with the process, or answer how one has ended."""
+    import pandas  # noqa: F401  # by DuckDB
+    import s3fs  # noqa: F401  # by fsspec, which Lightning asks for its file systems
     from hydra.core.plugins import Plugins
     from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
 

@@ -108,6 +108,7 @@ def test_a_training_that_is_killed_ends_with_the_weights_of_one_that_is_not(
             "train", *data, f"hydra.run.dir={run}", "trainer=cpu", "data.pack_tokens=48",
             "model.draft_vocab_size=16", "ttt_steps=3", "trainer.max_epochs=-1", f"trainer.max_steps={steps}",
             "callbacks.last.every_n_steps=3", "callbacks.last.min_seconds=0", "callbacks.early_stopping=null",
+            "callbacks.curves=null",
             *([f"ckpt_path={last}"] if last.exists() else []),
         ]  # fmt: skip
 

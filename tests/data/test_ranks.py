@@ -93,7 +93,7 @@ def settings_of(run: Path, devices: int, strategy: str) -> list[str]:
         f"data.path={run.parent}/store", f"hydra.run.dir={run}", "data.pack_tokens=48",
         "model.draft_vocab_size=16", "ttt_steps=3", f"trainer={strategy}", "trainer.accelerator=cpu",
         "trainer.precision=32-true", f"trainer.devices={devices}", "trainer.max_epochs=1",
-        "callbacks.last.min_seconds=0", *([f"ckpt_path={last}"] if last.exists() else []),
+        "callbacks.curves=null", "callbacks.last.min_seconds=0", *([f"ckpt_path={last}"] if last.exists() else []),
     ]  # fmt: skip
 
 
