@@ -534,8 +534,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds out by Linux's /proc which file is written")
 @pytest.mark.parametrize(
-    ("name", "said"),
-    [("answers.jsonl", "cannot be written (No space"), ("shard-000001-", "make room")],
+    ("name", "said"), [("answers.jsonl", "cannot be written (No space"), ("shard-000001-", "make room")]
 )
 def test_a_full_disk_keeps_what_was_written_and_the_same_command_continues(
     world: World, fails: Fails, call: Call, full_disk: Callable[[str], None], tmp_path: Path, name: str, said: str
