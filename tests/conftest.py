@@ -56,7 +56,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # what was imported stays: searching it again and again for garbage took a sixth of the tests' time
     gc.enable()
 
 
