@@ -6,6 +6,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ["OMP_NUM_THREADS"] = "1"  # of commands too: pytest-xdist runs a process a core, whose threads would wait
 
+import gc
 import shutil
 import signal
 import sys
@@ -22,15 +23,17 @@ from stores import ASSETS, random_samples, write_store
 from eagle3.progress import LIBRARIES, Bar
 
 torch.set_num_threads(1)
+gc.disable()  # until the tests are collected: their imports leave no garbage that is worth a search
 
 
 # The files that take minutes, the longest first: one that began last would leave the other processes without work.
 LONG = (
-    "test_pages.py", "training/test_sweep.py", "test_kills.py", "workers/test_cluster.py", "test_cli.py",
-    "benchmarks/test_public_target.py", "features/test_live.py", "test_notebook.py", "training/test_training.py",
-    "training/test_ddp.py", "data/test_ranks.py", "head/test_own_kind.py", "answers/test_served.py",
-    "features/test_served.py", "target_prompts/test_stage.py", "training/test_loggers.py",
-    "prompts/overlap/test_duplicates.py", "test_install.py", "test_numbers.py",
+    "test_pages.py", "workers/test_cluster.py", "test_cli.py", "features/test_live.py", "training/test_sweep.py",
+    "training/test_ddp.py", "test_kills.py", "test_notebook.py", "target_prompts/test_stage.py",
+    "training/test_training.py", "answers/test_served.py", "features/test_served.py",
+    "prompts/overlap/test_duplicates.py", "head/test_own_kind.py", "benchmarks/test_public_target.py",
+    "prompts/test_scan.py", "test_commands.py", "data/test_ranks.py", "test_settings.py",
+    "prompts/privacy/test_recognisers.py", "training/test_loggers.py", "test_install.py", "test_numbers.py",
 )  # fmt: skip
 
 
@@ -50,6 +53,10 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {ASSETS.parent / name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path, len(LONG)))
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

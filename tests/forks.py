@@ -17,28 +17,50 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 
+class Forked:
+    """A script that runs; it ends like a child of this process, and takes signals by its `pid`."""
+
+    def __init__(
+        self, script: str, *arguments: str, cwd: Path, env: Mapping[str, str], files: tuple[str, str],
+        own_session: bool = False,
+    ) -> None:  # fmt: skip
+        words = [script, *arguments]
+        started = {"words": words, "cwd": str(cwd), "env": dict(env), "files": files, "own_session": own_session}
+        self.pid, self.returncode = asked(started), None
+
+    def poll(self) -> int | None:
+        return self._ended(os.WNOHANG)
+
+    def wait(self) -> int:
+        return self._ended(0)
+
+    def _ended(self, options: int) -> Any:
+        if self.returncode is None:
+            self.returncode = asked({"pid": self.pid, "options": options})
+        return self.returncode
+
+
 def run_forked(
     script: str, *arguments: str, cwd: Path, env: Mapping[str, str], merged: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run a script to its end; merged: what it writes to stderr comes with stdout."""
     with NamedTemporaryFile("r") as out, NamedTemporaryFile("r") as error:
-        request = {"words": [script, *arguments], "cwd": str(cwd), "env": dict(env), "files": [out.name, error.name]}
-        if merged:
-            request["files"] = [out.name, out.name]
-        try:
-            status = asked(parent(), request)
-        except BaseException:  # the time limit of a test: the next script must not get this one's answer
-            parent().kill()
-            parent.cache_clear()
-            raise
+        files = (out.name, out.name if merged else error.name)
+        status = Forked(script, *arguments, cwd=cwd, env=env, files=files).wait()
         return subprocess.CompletedProcess([script, *arguments], status, out.read(), error.read())
 
 
-def asked(process: subprocess.Popen[str], request: dict[str, Any]) -> int:
+def asked(request: dict[str, Any]) -> Any:
+    process = parent()
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(f"{json.dumps(request)}\n")
-    process.stdin.flush()
-    return int(process.stdout.readline())
+    try:
+        process.stdin.write(f"{json.dumps(request)}\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+    except BaseException:  # the time limit of a test: the next script must not get this one's answer
+        process.kill()
+        parent.cache_clear()
+        raise
 
 
 @cache
@@ -53,7 +75,9 @@ def parent() -> subprocess.Popen[str]:
 
 
 def serve() -> None:
-    """Fork for each line of stdin, and answer it with the exit status."""
+    """For each line of stdin, fork and answer with the process, or answer how one has ended."""
+    import pandas  # noqa: F401  # by DuckDB
+    import s3fs  # noqa: F401  # by fsspec, which Lightning asks for its file systems
     from hydra.core.plugins import Plugins
     from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
 
@@ -66,15 +90,22 @@ def serve() -> None:
 
     gc.freeze()  # else the first collection of a child would copy the memory of all libraries
     for line in sys.stdin:
+        request = json.loads(line)
+        if "pid" in request:
+            pid, status = os.waitpid(request["pid"], request["options"])
+            print(json.dumps(os.waitstatus_to_exitcode(status) if pid else None), flush=True)
+            continue
         child = os.fork()
         if not child:
-            return run(**json.loads(line))
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+            return run(**request)
+        print(child, flush=True)
 
 
-def run(words: list[str], cwd: str, env: dict[str, str], files: list[str]) -> None:
+def run(words: list[str], cwd: str, env: dict[str, str], files: list[str], own_session: bool) -> None:
+    if own_session:
+        os.setsid()
     for descriptor, file in enumerate([os.devnull, *files]):
-        os.dup2(os.open(file, os.O_RDWR | os.O_APPEND), descriptor)
+        os.dup2(os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT), descriptor)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

@@ -21,6 +21,7 @@ SMALL = {  # what a command does not set itself, so that a page takes seconds
     "precompute": ("sampling.max_new_tokens=16", "features.shard_mb=1", "prompts.processes=1"),
     "train": (
         "data.val_fraction=0.2", "trainer.max_epochs=1", "trainer.log_every_n_steps=1", "trainer.precision=32-true",
+        "callbacks.curves=null",
     ),
     "serve": ("max_new_tokens=16", "limit=2"),
 }  # fmt: skip

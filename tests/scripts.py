@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from forks import run_forked
+from forks import Forked, run_forked
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -19,17 +19,10 @@ class Script(subprocess.Popen[str]):
     """`python NAME.py ARGUMENTS` in the folder `cwd`, with the variables `env` besides those of this process."""
 
     def __init__(
-        self,
-        name: str,
-        *arguments: str,
-        cwd: Path = ROOT,
-        env: Mapping[str, str] | None = None,
-        own_session: bool = False,
-        **streams: Any,
+        self, name: str, *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, **streams: Any
     ) -> None:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | streams
-        command = [sys.executable, path_of(name, cwd), *arguments]
-        super().__init__(command, cwd=cwd, env=environment(env), start_new_session=own_session, **streams)
+        super().__init__([sys.executable, path_of(name, cwd), *arguments], cwd=cwd, env=environment(env), **streams)
 
 
 def path_of(name: str, cwd: Path) -> str:
@@ -45,6 +38,12 @@ def run_script(
 ) -> subprocess.CompletedProcess[str]:
     """Run a script to its end, in a process that has imported the large libraries."""
     return run_forked(path_of(name, cwd), *arguments, cwd=cwd, env=environment(env))
+
+
+def start_script(name: str, *arguments: str, log: Path) -> Forked:
+    """Start a script in such a process, in a session of its own; stderr goes to `log`."""
+    files = (os.devnull, str(log))
+    return Forked(path_of(name, ROOT), *arguments, cwd=ROOT, env=environment(None), files=files, own_session=True)
 
 
 def call_script(name: str, *overrides: str, output_dir: Path) -> Any:

@@ -98,13 +98,7 @@ def save_store(
     indices = write_shards(storage, hash_of(description), samples, shard_bytes=shard_bytes)
     weights = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(3))
     save_target_weights(storage, weights, weights, dtype=torch.float32)
-    write_manifest(
-        storage,
-        made_from=description,
-        target_config=target_config,
-        indices=indices,
-        left_out={},
-    )
+    write_manifest(storage, made_from=description, target_config=target_config, indices=indices, left_out={})
 
 
 def grow_store(path: Path, samples: list[Sample]) -> None:

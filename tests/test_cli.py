@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ import wandb
 from hydra.errors import ConfigCompositionException
 from object_stores import http_server, send
 from omegaconf import OmegaConf
-from scripts import Script, call_script, composed, run_script
+from scripts import call_script, composed, run_script, start_script
 from stores import ASSETS, CONF, ROOT
 
 from eagle3 import cli
@@ -90,9 +91,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture
 def call(tmp_path: Path) -> Call:
-    """Run an entry script's task in this process."""
+    """Run an entry script's task in this process; a training without a picture, which takes longer than its steps."""
 
     def run(script: str, *overrides: str) -> Any:
+        overrides += ("callbacks.curves=null",) if script == "train" else ()
         given = [Path(item.partition("=")[2]) for item in overrides if item.startswith("hydra.run.dir=")]
         return call_script(script, *overrides, output_dir=given[0] if given else tmp_path / "run")
 
@@ -416,7 +418,7 @@ def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, 
     sweep = (
         "-m", f"data.path={world.store}", "data.val_fraction=0.2", "trainer=auto", "trainer.accelerator=cpu",
         "trainer.precision=32-true", "trainer.devices=2", "trainer.max_steps=2", "trainer.val_check_interval=1",
-        "ttt_steps=2", "optim.lr=-1,1e-4", f"hydra.sweep.dir={tmp_path}/sweep",
+        "callbacks.curves=null", "ttt_steps=2", "optim.lr=-1,1e-4", f"hydra.sweep.dir={tmp_path}/sweep",
     )  # fmt: skip
     one_task = {"SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURM_JOB_NAME": "sweep", "SLURM_PROCID": "0"}
     done = run_script("train", *sweep, env=one_task)  # as a launcher's job, whose ranks Lightning would leave to srun
@@ -547,8 +549,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds out by Linux's /proc which file is written")
 @pytest.mark.parametrize(
-    ("name", "said"),
-    [("answers.jsonl", "cannot be written (No space"), ("shard-000001-", "make room")],
+    ("name", "said"), [("answers.jsonl", "cannot be written (No space"), ("shard-000001-", "make room")]
 )
 def test_a_full_disk_keeps_what_was_written_and_the_same_command_continues(
     world: World, fails: Fails, call: Call, full_disk: Callable[[str], None], tmp_path: Path, name: str, said: str
@@ -588,13 +589,13 @@ def test_a_stopped_precompute_continues_where_it_was(world: World, tmp_path: Pat
         *world.precompute, f"out_dir={tmp_path}/dir", "answers=huggingface", "answers.window=4", "answers.batch_size=4",
     )  # fmt: skip
     path = tmp_path / "dir" / "answers" / "answers.jsonl"
-    process = Script("precompute", *settings)
+    process = start_script("precompute", *settings, log=tmp_path / "log")
     while not (path.exists() and path.stat().st_size):
         assert process.poll() is None
         time.sleep(0.02)
-    process.terminate()
-    error = process.communicate()[1]
-    assert process.returncode == 130
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait() == 130
+    error = (tmp_path / "log").read_text()
     assert error.splitlines()[-1].startswith("error: interrupted; what was finished is kept")
     done = run_script("precompute", *settings)
     assert done.returncode == 0, done.stderr
@@ -605,13 +606,14 @@ def test_a_stopped_precompute_continues_where_it_was(world: World, tmp_path: Pat
 @pytest.mark.slow
 def test_a_stopped_training_says_how_to_go_on(world: World, tmp_path: Path) -> None:
     settings = (f"data.path={world.store}", "data.val_fraction=0.2", f"hydra.run.dir={tmp_path}")
-    process = Script("train", *settings, "trainer.max_epochs=99")
+    settings += ("callbacks.curves=null",)
+    process = start_script("train", *settings, "trainer.max_epochs=99", log=tmp_path / "log")
     while not list(tmp_path.glob("checkpoints/best-*.ckpt")):
         assert process.poll() is None
         time.sleep(0.05)
-    process.terminate()
-    error = process.communicate()[1]
-    assert process.returncode == 130
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait() == 130
+    error = (tmp_path / "log").read_text()
     said, _, command = error.splitlines()[-1].partition(" resume with: ")
     assert said == "error: stopped by a signal;"
     done = run_script("train", *shlex.split(command)[2:], "trainer.max_epochs=3")  # the last of two values counts

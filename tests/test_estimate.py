@@ -18,15 +18,7 @@ from eagle3.answers.store import read_answers
 from eagle3.commands.precompute import precompute
 from eagle3.compose import compose_run
 from eagle3.errors import InputError
-from eagle3.estimate import (
-    Rates,
-    Tokens,
-    active_parameters,
-    estimate_run,
-    gpu_hours,
-    head_parameters,
-    store_bytes,
-)
+from eagle3.estimate import Rates, Tokens, active_parameters, estimate_run, gpu_hours, head_parameters, store_bytes
 from eagle3.features.conversation import read_conversations
 from eagle3.progress import duration
 from eagle3.settings.precomputing import Engine, PrecomputeRun, RelativeSpeed

@@ -16,7 +16,7 @@ import pytest
 import torch
 from extraction import conversation, write_answers
 from object_stores import new_folder, running_store
-from scripts import Script, run_script
+from scripts import run_script, start_script
 from stores import ASSETS, random_samples, write_store
 
 from eagle3.features.concat import open_source
@@ -35,8 +35,7 @@ def finished(*command: str) -> None:
 def killed(log: Path, state: Callable[[], Any], drawn: random.Random, *command: str) -> bool:
     """Run a command and kill it up to 0.3 s after `state` has changed; return whether it still ran then."""
     before = state()
-    with log.open("wb") as file:
-        process = Script(*command, stdout=file, stderr=file, own_session=True)
+    process = start_script(*command, log=log)
     while state() == before and process.poll() is None:
         time.sleep(0.1)  # asked more often, the server of objects in this process would do little else
     time.sleep(0.3 * drawn.random())
@@ -109,6 +108,7 @@ def test_a_training_that_is_killed_ends_with_the_weights_of_one_that_is_not(
             "train", *data, f"hydra.run.dir={run}", "trainer=cpu", "data.pack_tokens=48",
             "model.draft_vocab_size=16", "ttt_steps=3", "trainer.max_epochs=-1", f"trainer.max_steps={steps}",
             "callbacks.last.every_n_steps=3", "callbacks.last.min_seconds=0", "callbacks.early_stopping=null",
+            "callbacks.curves=null",
             *([f"ckpt_path={last}"] if last.exists() else []),
         ]  # fmt: skip
 

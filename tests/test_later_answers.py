@@ -92,10 +92,7 @@ def test_a_retried_answer_after_a_kill_in_features_costs_no_finished_shard(
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [
-        ("sampling.temperature=0.1", "sampling.temperature=0.7 then, 0.1 now"),
-        ("prompts", "prompts_sha256="),
-    ],
+    [("sampling.temperature=0.1", "sampling.temperature=0.7 then, 0.1 now"), ("prompts", "prompts_sha256=")],
 )
 def test_features_of_other_sampling_or_prompts_are_another_store(
     run: Run, tmp_path: Path, change: str, named: str, capsys: pytest.CaptureFixture[str]

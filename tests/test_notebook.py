@@ -21,7 +21,7 @@ NOTEBOOK = ROOT / "docs" / "start" / "notebook.ipynb"
 # Fewer prompts and epochs than the notebook shows: the head must still draft what the target says. And more time, for a
 # machine that is busy.
 SHORTER = {
-    "prompts.limit=250": "prompts.limit=100",
+    "prompts.limit=250": "prompts.limit=80",
     "trainer.max_epochs=3": "trainer.max_epochs=2",
     "trainer.max_time=00:00:00:50": "trainer.max_time=00:00:10:00",
 }

@@ -112,7 +112,10 @@ class CountPerStep(lightning.Callback):
         self.mode.__exit__(None, None, None)
 
 
-SHORT = ("data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu", "trainer.max_epochs=1", "progress=false")
+SHORT = (  # without a picture of the curves, which takes longer than such a training
+    "data.val_fraction=0.2", "ttt_steps=2", "trainer=cpu", "trainer.max_epochs=1",
+    "callbacks.curves=null", "progress=false",
+)  # fmt: skip
 
 
 def sweep_command(store: Path, folder: Path, *arguments: str) -> list[str]:

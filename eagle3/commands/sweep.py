@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
@@ -13,7 +13,9 @@ from eagle3.serving.compare.jobs import Job, Jobs, find_jobs
 from eagle3.serving.head.export import is_export_of, read_trained, require_replaceable
 from eagle3.settings.parts import plain
 from eagle3.settings.serving import CompareRun, CompareSettings
-from eagle3.training.loggers import WandbRun, close, log_settings, log_table
+
+if TYPE_CHECKING:
+    from eagle3.training.loggers import WandbRun
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ def export_job(job: Job, settings: CompareSettings) -> None:
     log.info("job %s: exported to %s", job.name, job.head)
 
 
-def build_trackers(run: CompareRun) -> list[WandbRun]:
+def build_trackers(run: CompareRun) -> "list[WandbRun]":
     """Build the loggers that take a table: W&B's, without metrics.csv, which its option brings for a training."""
     if run.logger and run.logger.keys() - {"csv"} != {"wandb"}:
         raise InputError(
@@ -60,8 +62,10 @@ def build_trackers(run: CompareRun) -> list[WandbRun]:
     return [part.build(compares=sweep) for name, part in run.logger.items() if name == "wandb"]
 
 
-def track(loggers: list[WandbRun], run: CompareRun, rows: list[dict[str, Any]]) -> None:
+def track(loggers: "list[WandbRun]", run: CompareRun, rows: list[dict[str, Any]]) -> None:
     """Log the rows as a table, with the settings of the comparison."""
+    from eagle3.training.loggers import close, log_settings, log_table  # with Lightning, which takes seconds
+
     log_settings(loggers, plain(run), {}, provenance())
     log_table(loggers, "compare", rows)
     close(loggers, "success")

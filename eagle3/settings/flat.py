@@ -1,7 +1,11 @@
 """Nested settings by the keys of the command line."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+PATH_KEYS = re.compile(r"(path|dir|uri|url|urls|logger)$|^logger\.|^callbacks\..*\.(dirpath|filename)$")
+PATH = re.compile(r"^(/|~|\.{1,2}/|[a-z0-9]+://)")
 
 
 def flattened(values: Mapping[Any, Any], inside: str = "", *, groups: bool = False) -> Iterator[tuple[str, Any]]:
@@ -23,3 +27,19 @@ def differences(then: Mapping[Any, Any], now: Mapping[Any, Any]) -> str:
         for key in before | after
         if before.get(key) != after.get(key)
     )
+
+
+def searchable(values: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
+    """Return settings by the keys of the command line. Paths and URLs are shortened to their last part: `DIR/features`
+    is `features` on every machine, and does not reveal whose disk it is."""
+    return {key: _shortened(key, value) for key, value in flattened(values, inside)}
+
+
+def _shortened(key: str, value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_shortened(key, each) for each in value]
+    if isinstance(value, Mapping):
+        return searchable(value)
+    if isinstance(value, str) and (PATH_KEYS.search(key) or PATH.match(value)):
+        return value.rstrip("/").rpartition("/")[2]
+    return value

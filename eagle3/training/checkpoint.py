@@ -1,58 +1,20 @@
-"""Lightning checkpoints of a draft head: written whole, and read without pickle."""
+"""Writes Lightning's checkpoints of a draft head whole, and copies them."""
 
-import hashlib
 import io
-import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from lightning.pytorch.plugins import TorchCheckpointIO
-from torch import Tensor
 from torch.utils.serialization import config as torch_format
 
 from eagle3.errors import InputError
-from eagle3.head_files.record import Origin
 from eagle3.storage.files import atomic_write
-from eagle3.storage.folder import LocalFolder, Storage, open_folder, write_file
-from eagle3.storage.records import Record, parse_record
+from eagle3.storage.folder import open_folder, write_file
+from eagle3.training.checkpoint_file import COMMENT_LENGTH, comment_of
 
 OWNER = "run.json"  # in the folder of copies: the run that they are of, and its latest start
-KEY = "eagle3"  # of the record in Lightning's checkpoint dictionary
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingRecord(Record):
-    """Content of a checkpoint besides the weights: the kind of head, its features, and its settings."""
-
-    FORMAT_VERSION: ClassVar[int] = 1
-
-    format_version: int
-    kind: str
-    head_config: dict[str, Any]  # fields of the kind's config_type
-    ttt_steps: int
-    accept_length: dict[str, float]  # by metric, in the latest validation
-    origin: Origin
-    settings: dict[str, Any]  # by config key: those that must not change during a training
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    path: Path
-    record: TrainingRecord
-    content: dict[str, Any]  # Lightning's dictionary
-
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """State dict of HeadTraining."""
-        return self.content["state_dict"]
-
-    @property
-    def global_step(self) -> int:
-        return self.content["global_step"]
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -82,7 +44,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         content = buffer.getbuffer()
         content[-2:] = COMMENT_LENGTH.to_bytes(2, "little")  # an archive without a comment ends with its length
         with ThreadPoolExecutor(1) as executor, atomic_write(Path(path)) as file:
-            comment = executor.submit(_comment, content)
+            comment = executor.submit(comment_of, content)
             file.write(content)
             file.write(comment.result())
         if self.copies:
@@ -102,34 +64,3 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 f"checkpoint_copies={self.copies.location} is written by another process since this training started "
                 f"({OWNER} there names it); stop one of them, or give each run a folder of its own"
             )
-
-
-def _comment(archive: bytes | memoryview) -> bytes:
-    return b"sha256:" + hashlib.sha256(archive).hexdigest().encode()
-
-
-COMMENT_LENGTH = len(_comment(b""))
-
-
-def read_comment(folder: Storage, name: str) -> bytes:
-    """Return the end of a checkpoint file, which is the sha256 of everything before it."""
-    size = folder.size(name)
-    return bytes(folder.read(name, max(0, size - COMMENT_LENGTH), size))
-
-
-def read_checkpoint(path: str | Path, *, setting: str) -> Checkpoint:
-    """Read a checkpoint of HeadTraining; `setting` is the config key and value that name it."""
-    fix = (
-        "give another one, e.g. RUN/checkpoints/last.ckpt of: python train.py data.path=DIR/features hydra.run.dir=RUN"
-    )
-    stored = LocalFolder(Path(path).parent).read(Path(path).name)  # mapped, since it may be gigabytes
-    if stored[-COMMENT_LENGTH:] != _comment(stored[:-COMMENT_LENGTH]):
-        raise InputError(f"{setting}: {path} is damaged, or not a checkpoint of a draft head; {fix}")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError:
-        raise InputError(f"{setting}: {path} has objects that may run code when read, and is not read; {fix}") from None
-    if KEY not in content:
-        raise InputError(f"{setting}: {path} is a checkpoint of something other than a draft head; {fix}")
-    record = parse_record(json.dumps(content[KEY]).encode(), TrainingRecord, source=f"{setting}: {path}", remedy=fix)
-    return Checkpoint(Path(path), record, content)

@@ -8,7 +8,6 @@ import csv
 import io
 import logging
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,13 @@ from eagle3.adapters.hydra import HydraConfig, in_sweep
 from eagle3.adapters.lightning import ExperimentWriter, _ExperimentWriter, rank_zero_experiment
 from eagle3.features.source import FeatureSource
 from eagle3.secrets import public
-from eagle3.settings.flat import flattened
+from eagle3.settings.flat import flattened, searchable
 from eagle3.storage.files import atomic_write, write_whole
 from eagle3.storage.folder import open_folder, write_file
 
 log = logging.getLogger(__name__)
 METRICS = "metrics.csv"
 EXTRAS = ("tensorboard",)  # trackers whose package is an extra of the same name
-PATH_KEYS = re.compile(r"(path|dir|uri|url|urls|logger)$|^logger\.|^callbacks\..*\.(dirpath|filename)$")
-PATH = re.compile(r"^(/|~|\.{1,2}/|[a-z0-9]+://)")
 
 
 class MetricsFile(ExperimentWriter):
@@ -206,22 +203,6 @@ def log_settings(loggers: Sequence[Logger], config: dict, store: dict, versions:
     flat = public({**searchable(config), **searchable(store, "store."), **versions})
     for logger in loggers:
         logger.log_hyperparams(nested if isinstance(logger, MetricsCSV) else flat)
-
-
-def searchable(values: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
-    """Return settings by the keys of the command line. Paths and URLs are shortened to their last part: `DIR/features`
-    is `features` on every machine, and does not reveal whose disk it is."""
-    return {key: _shortened(key, value) for key, value in flattened(values, inside)}
-
-
-def _shortened(key: str, value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_shortened(key, each) for each in value]
-    if isinstance(value, Mapping):
-        return searchable(value)
-    if isinstance(value, str) and (PATH_KEYS.search(key) or PATH.match(value)):
-        return value.rstrip("/").rpartition("/")[2]
-    return value
 
 
 def log_table(loggers: Sequence[WandbLogger], name: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -33,7 +33,7 @@ from eagle3.head_files.record import Origin
 from eagle3.settings.training import served_steps
 from eagle3.target.facts import LogitTransform
 from eagle3.training.callbacks import ends_step, logs_step, warn_of_little
-from eagle3.training.checkpoint import KEY, TrainingRecord
+from eagle3.training.checkpoint_file import KEY, TrainingRecord
 from eagle3.training.optim import AdamWCosine, by_parameter, trained, whole
 from eagle3.training.schedule import ShareLR
 from eagle3.training.step_graphs import Compute, StepGraphs

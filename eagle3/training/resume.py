@@ -20,7 +20,7 @@ from eagle3.head.head import Head
 from eagle3.storage.files import atomic_write
 from eagle3.storage.folder import LocalFolder, Storage
 from eagle3.target.identity import require_same_target
-from eagle3.training.checkpoint import Checkpoint, read_checkpoint, read_comment
+from eagle3.training.checkpoint_file import Checkpoint, read_checkpoint, read_comment
 from eagle3.training.copies import RUN_ID, Copies
 from eagle3.training.loggers import kept_id
 

@@ -6,18 +6,7 @@ import os
 from functools import cache
 
 import pytest
-from chats import (
-    CONVERSATIONS,
-    SETTINGS,
-    SYSTEM,
-    TEMPLATES,
-    content,
-    decode,
-    loop,
-    make_chat,
-    make_tokenizer,
-    user,
-)
+from chats import CONVERSATIONS, SETTINGS, SYSTEM, TEMPLATES, content, decode, loop, make_chat, make_tokenizer, user
 from stores import ASSETS
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerBase

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from feature_data import feature_data
-from scripts import Script, run_script
+from scripts import run_script, start_script
 from stores import random_samples, shard_of, write_store
 
 from eagle3.errors import InputError
@@ -93,7 +93,7 @@ def settings_of(run: Path, devices: int, strategy: str) -> list[str]:
         f"data.path={run.parent}/store", f"hydra.run.dir={run}", "data.pack_tokens=48",
         "model.draft_vocab_size=16", "ttt_steps=3", f"trainer={strategy}", "trainer.accelerator=cpu",
         "trainer.precision=32-true", f"trainer.devices={devices}", "trainer.max_epochs=1",
-        "callbacks.last.min_seconds=0", *([f"ckpt_path={last}"] if last.exists() else []),
+        "callbacks.curves=null", "callbacks.last.min_seconds=0", *([f"ckpt_path={last}"] if last.exists() else []),
     ]  # fmt: skip
 
 
@@ -107,9 +107,7 @@ def train_until_killed(run: Path, devices: int) -> str:
     """Train a few steps, and kill all processes."""
     last, log = run / "checkpoints/last.ckpt", run.with_suffix(".log")
     version = last.stat().st_mtime_ns
-    with log.open("wb") as file:
-        arguments = [*settings_of(run, devices, "ddp"), "callbacks.last.every_n_steps=1"]
-        process = Script("train", *arguments, stdout=file, stderr=file, own_session=True)
+    process = start_script("train", *settings_of(run, devices, "ddp"), "callbacks.last.every_n_steps=1", log=log)
     while process.poll() is None and last.stat().st_mtime_ns == version:
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)

@@ -77,10 +77,7 @@ def test_adaptive_chains_begin_with_the_longest_of_the_smallest_load(settings: L
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"topk": 0}, {"draft_tokens": 5}, {"topk": 2}, {"topk": 2, "draft_tokens": 12}],
-)
+@pytest.mark.parametrize("wrong", [{"topk": 0}, {"draft_tokens": 5}, {"topk": 2}, {"topk": 2, "draft_tokens": 12}])
 def test_a_draft_that_sglang_would_change_or_refuse_is_refused_here(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"steps=.* topk=.* draft_tokens="):
         Draft(**CHAIN | wrong)

@@ -10,13 +10,7 @@ import pytest
 import torch
 from serving_fixtures import launch_settings, sglang_site
 
-from eagle3.engine.versions import (
-    capture_flags,
-    count_gpus,
-    find_sglang,
-    require_capture,
-    takes_ids_for_inputs,
-)
+from eagle3.engine.versions import capture_flags, count_gpus, find_sglang, require_capture, takes_ids_for_inputs
 from eagle3.errors import InputError
 
 SIZES: dict[str, Any] = {"dtype": "bfloat16", "batch_tokens": 512, "most_bytes": 1}

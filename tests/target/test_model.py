@@ -125,12 +125,7 @@ def add_weights(folder, *names):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "model.layers.3.mlp.up_proj.weight_scale",
-        "layers.2.mlp.down_proj.scales",
-        "lm_head.weight_scale",
-    ],
+    "name", ["model.layers.3.mlp.up_proj.weight_scale", "layers.2.mlp.down_proj.scales", "lm_head.weight_scale"]
 )
 def test_a_tensor_that_a_computed_layer_would_do_without_is_refused(tiny_copy, name):
     add_weights(tiny_copy, name)

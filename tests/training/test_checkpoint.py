@@ -11,7 +11,8 @@ from exported_head import FINGERPRINT, random_head, save_checkpoint
 
 from eagle3.errors import InputError
 from eagle3.head_files.finding import TargetFacts
-from eagle3.training.checkpoint import AtomicCheckpointIO, read_checkpoint
+from eagle3.training.checkpoint import AtomicCheckpointIO
+from eagle3.training.checkpoint_file import read_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ from training_runs import LIGHTNING_WARNS, SHORT, Run, sweep
 
 from eagle3.commands.train import build_loggers
 from eagle3.errors import InputError
+from eagle3.settings.flat import searchable
 from eagle3.settings.parts import plain
-from eagle3.training.loggers import EXTRAS, MetricsCSV, WandbRun, log_settings, searchable
+from eagle3.training.loggers import EXTRAS, MetricsCSV, WandbRun, log_settings
 from eagle3.training.sweep import ranked_table
 
 

@@ -125,10 +125,7 @@ def test_a_training_that_becomes_longer_warms_up_again_and_falls_to_its_end() ->
     assert state["lr_lambdas"] == [None] and all(type(value) in (int, float) for value in state["base_lrs"])
 
 
-@pytest.mark.parametrize(
-    ("bound", "then", "now", "risen"),
-    [("max_steps", 20, 30, True), ("max_epochs", 3, 2, False)],
-)
+@pytest.mark.parametrize(("bound", "then", "now", "risen"), [("max_steps", 20, 30, True), ("max_epochs", 3, 2, False)])
 def test_the_log_of_a_resume_says_what_the_rate_does_when_the_training_has_another_length(
     tmp_path: Path, store: Path, caplog: pytest.LogCaptureFixture, bound: str, then: int, now: int, risen: bool
 ) -> None:

@@ -44,8 +44,7 @@ def validation(run: Run) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("options", "layout"),
-    [("EAGLE-3", "ours"), ("EAGLE-3.1", "SpecForge"), ("one norm before fc", "speculators")],
+    ("options", "layout"), [("EAGLE-3", "ours"), ("EAGLE-3.1", "SpecForge"), ("one norm before fc", "speculators")]
 )
 def test_the_first_validation_is_that_of_the_head(
     options: str, layout: str, train: Start, whole_run: Start, training_store: Path, tmp_path: Path

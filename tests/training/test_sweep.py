@@ -15,7 +15,7 @@ import scripts
 import yaml
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from scripts import Script, run_script
+from scripts import run_script, start_script
 from stores import ROOT, grow_store, random_samples
 from training_runs import sweep, sweep_command
 
@@ -197,12 +197,12 @@ def test_a_killed_sweep_continues_by_the_same_command(tmp_path: Path, store_path
     every_step = ("callbacks.last.every_n_steps=1", "callbacks.last.min_seconds=0", "data.pack_tokens=48")
     options = ("trainer.log_every_n_steps=1", *every_step, "seed=0,1,2", "ckpt_path=auto")
     command = sweep_command(store_path, folder, *options)
-    killed = Script("train", *command, own_session=True)
+    killed = start_script("train", *command, log=tmp_path / "log")
     while not (folder / "1" / "checkpoints" / "last.ckpt").exists():
         assert killed.poll() is None
         time.sleep(0.01)
     os.killpg(killed.pid, signal.SIGKILL)
-    killed.communicate()
+    killed.wait()
     finished = [(folder / "0" / name).read_text() for name in ("result.json", "metrics.csv")]
     assert not (folder / "1" / "result.json").exists() and not (folder / "2").exists()
     done = run_script("train", *command)

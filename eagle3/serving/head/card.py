@@ -20,10 +20,10 @@ from eagle3.head_files.record import HeadRecord
 from eagle3.head_files.servers import LLAMA_CPP, SGLANG, VLLM, obstacles, summary
 from eagle3.markdown import table
 from eagle3.serving.report import with_error
+from eagle3.settings.flat import searchable
 from eagle3.storage.files import write_whole
 from eagle3.storage.records import read_sealed_json
 from eagle3.target.identity import is_hub_id
-from eagle3.training.loggers import searchable
 
 FILE = "README.md"
 TAGS = ["speculative-decoding", "draft-model"]

@@ -17,7 +17,7 @@ from eagle3.storage.files import sha256_file
 from eagle3.storage.records import read_sealed_json
 from eagle3.storage.replace import require_free_place
 from eagle3.target.facts import TargetConfig
-from eagle3.training.checkpoint import read_checkpoint
+from eagle3.training.checkpoint_file import read_checkpoint
 
 MAKE_RUN = "python train.py data.path=DIR/features hydra.run.dir=RUN"
 SIMULATED = "val/served_accept_length_"  # metrics of validation, followed by the number of steps

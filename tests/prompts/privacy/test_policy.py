@@ -193,10 +193,7 @@ def test_a_teams_own_values_and_domains_pass_and_are_counted():
 
 def test_patterns_says_loudly_what_it_cannot_see_and_what_it_sees_in_part(caplog):
     unseen = ["COORDINATES", "LOCATION", "ORGANIZATION", "PERSON", "STREET_ADDRESS"]
-    assert build_privacy().blind_spots() == {
-        "unseen": unseen,
-        "partly_seen": [*BY_A_WORD, "PASSWORD in prose"],
-    }
+    assert build_privacy().blind_spots() == {"unseen": unseen, "partly_seen": [*BY_A_WORD, "PASSWORD in prose"]}
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert (

@@ -8,14 +8,7 @@ import pytest
 
 from eagle3.engine.timed import ServedAnswer
 from eagle3.serving.bench.loads import MeasuredLoad
-from eagle3.serving.bench.stats import (
-    Interval,
-    SpeedUp,
-    compare,
-    mean_ratio,
-    stops_paying,
-    summarise,
-)
+from eagle3.serving.bench.stats import Interval, SpeedUp, compare, mean_ratio, stops_paying, summarise
 from eagle3.serving.server.load import Agreement, LoadResult
 from eagle3.settings.serving import Side
 

@@ -11,10 +11,7 @@ from eagle3.serving.compare.measure import answers_at, measure_head
 from eagle3.settings.serving import CompareSettings
 from eagle3.settings.types import validated
 
-SHAPES = [
-    {"steps": 5, "topk": 1, "draft_tokens": None},
-    {"steps": 3, "topk": 3, "draft_tokens": 9},
-]
+SHAPES = [{"steps": 5, "topk": 1, "draft_tokens": None}, {"steps": 3, "topk": 3, "draft_tokens": 9}]
 # Ragged, and not sorted; two of them alike, whose samples must differ all the same.
 PROMPTS = [PROMPT, PROMPT[9:], PROMPT * 2, PROMPT]
 SEED = 5

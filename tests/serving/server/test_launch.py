@@ -149,12 +149,7 @@ def test_a_missing_sglang_is_reported_before_the_table_of_the_head(
 
 
 @pytest.mark.parametrize(
-    ("launched", "refused"),
-    [
-        ({}, True),
-        ({"dtype": "half"}, False),
-        ({"extra_flags": {"dtype": "half"}}, False),
-    ],
+    ("launched", "refused"), [({}, True), ({"dtype": "half"}, False), ({"extra_flags": {"dtype": "half"}}, False)]
 )
 def test_a_head_in_another_dtype_than_the_target_is_launched_where_sglang_is_told_one_for_both(
     launched: dict[str, Any], refused: bool, tmp_path: Path, exported: Path, without_weights: Path
