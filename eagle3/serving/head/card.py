@@ -35,9 +35,11 @@ SEVERAL = "other"
 @dataclass
 class TrainingData:
     """The ledgers next to the feature stores: prompts by licence and by origin, the text of the credits, and how the
-    target was sampled for prompts that it wrote itself, with their number."""
+    target was sampled for prompts that it wrote itself, with their number. Prompts that were answered several times are
+    counted once."""
 
     prompts: int = 0
+    answers: int = 0  # to all prompts together
     licenses: Counter[str] = field(default_factory=Counter)
     origins: Counter[str] = field(default_factory=Counter)
     credits: list[str] = field(default_factory=list)
@@ -54,7 +56,7 @@ def write_card(files: HeadFiles, settings: dict[str, Any], draft: Draft) -> None
 def training_data(stores: str | list[str]) -> TrainingData | None:
     """Read the ledgers of DIR/prompts next to DIR/features; None where one is missing, or is not of the prompts that
     were answered."""
-    data = TrainingData()
+    data, counted = TrainingData(), set()
     for folder in (Path(store).parent for store in ([stores] if isinstance(stores, str) else stores)):
         prompts = folder / "prompts"
         try:
@@ -64,6 +66,10 @@ def training_data(stores: str | list[str]) -> TrainingData | None:
             return None
         if ledger["sha256"] != answered.prompts_sha256:
             return None
+        data.answers += ledger["prompts"]
+        if ledger["sha256"] in counted:
+            continue
+        counted.add(ledger["sha256"])
         data.prompts += ledger["prompts"]
         for source in ledger["sources"].values():
             data.licenses.update(source["licenses"])
@@ -157,8 +163,9 @@ def about_data(data: TrainingData | None) -> str:
         return (
             f"There was no ledger of the prompts next to the feature store: origin and licences are unknown. {answers}"
         )
+    several = f", answered {data.answers} times in all" if data.answers > data.prompts else ""
     parts = [
-        f"{data.prompts} prompts. {answers}",
+        f"{data.prompts} prompts{several}. {answers}",
         *(in_words(prompts, how) for prompts, how in data.written),
         table(["licence", "prompts"], data.licenses.most_common()),
         table(["origin", "prompts"], data.origins.most_common()),

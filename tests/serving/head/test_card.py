@@ -130,6 +130,13 @@ def test_licences_origins_and_credits_come_from_the_ledger(answered: Path, files
     assert ModelCard(text).data.license == "other"
 
 
+def test_prompts_that_were_answered_twice_are_counted_once(answered: Path, files: HeadFiles) -> None:
+    write_card(with_origin(files, path=[str(answered / "features"), str(answered / "again")]), SETTINGS, DRAFT)
+    text = (files.path / "README.md").read_text()
+    assert "7 prompts, answered 14 times in all." in text and "| MIT | 3 |" in text
+    assert text.count("credit to Ours Ltd") == text.count("of these prompts the target wrote itself") == 1
+
+
 def test_a_ledger_of_other_prompts_than_were_answered_is_not_taken(answered: Path) -> None:
     assert training_data(str(answered / "features")) is not None
     write_sealed_json(answered / "prompts" / "ledger.json", LEDGER | {"sha256": "later"})
