@@ -81,7 +81,7 @@ def quickstart() -> str:
 
 def best() -> str:
     """What was measured, on one page: docs/results/overview.md."""
-    rows = [*accept_lengths(), training_speed(), *serving_gains(), time_to_head()]
+    rows = [*accept_lengths(), no_data(), training_speed(), *serving_gains(), time_to_head()]
     return markdown("what | result | compared with", rows)
 
 
@@ -124,6 +124,24 @@ def accept_lengths() -> list[list[str]]:
     )
     rows.append(["eight answers to each prompt, four times the training steps, one seed", eight, f"{one}, one answer"])
     return rows
+
+
+def no_data() -> list[str]:
+    """Prompts that the target wrote, where they gain and where they lose; means of seeds."""
+    seeds = result("own_prompts.json")["seeds"]
+
+    def told(way: str) -> str:
+        lengths = {
+            title: [
+                mean(seed[f"{name}: all, chain of {drafts}, greedy"][way]["accept_length"] for seed in seeds)
+                for drafts in (3, 7)
+            ]
+            for name, title in (("mt_bench", "MT-bench"), ("heldout", "documentation"))
+        }
+        return ", ".join(f"{title} {three:.2f} / {seven:.2f}" for title, (three, seven) in lengths.items())
+
+    what = "SmolLM2, 11,000 prompts that it wrote itself, chains of 3 / 7, mean of three seeds"
+    return [what, told("by the target"), f"{told('documentation')}, with as many prompts from documentation"]
 
 
 def training_speed() -> list[str]:
