@@ -156,19 +156,25 @@ def training_speed() -> list[str]:
 
 def serving_gains() -> list[list[str]]:
     rows = []
-    cells = served_cells("sglang_bench_smollm2_chain.json")
-    for what, key in zip(("time per token", "throughput"), GAINS, strict=True):
-        sets = [
-            [cells[name, load]["speed_ups"]["head"][key] for load in (1, 16, 64)] for name in ("held_out", "mt_bench")
-        ]
-        held_out = " / ".join(f"{gain['value']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}]" for gain in sets[0])
-        others = " / ".join(f"{gain['value']:.2f}" for gain in sets[1])
-        told = f"{held_out}; MT-bench {others}"
-        rows.append([f"serving, speed-up in {what} at 1 / 16 / 64 requests", told, "the same server without a head"])
-    head, plain = (
-        f"{1000 * cells['held_out', 1]['sides'][side]['ttft']['median']:.0f} ms" for side in ("head", "plain")
-    )
-    return [*rows, ["serving, time to first token at 1 request", head, f"{plain} without a head"]]
+    enlarged = ("sglang_bench_smollm2_chain.json", "cells")
+    for target, of in {"Qwen2.5-Coder-1.5B": SERVED_1_5B, "SmolLM2 enlarged to 8.5 B": enlarged}.items():
+        cells = served_cells(*of)
+        for what, key in zip(("time per token", "throughput"), GAINS, strict=True):
+            sets = [
+                [cells[name, load]["speed_ups"]["head"][key] for load in (1, 16, 64)]
+                for name in ("held_out", "mt_bench")
+            ]
+            held_out = " / ".join(with_limits(gain) for gain in sets[0])
+            others = " / ".join(f"{gain['value']:.2f}" for gain in sets[1])
+            told = f"{held_out}; MT-bench {others}"
+            rows.append(
+                [f"{target}, speed-up in {what} at 1 / 16 / 64 requests", told, "the same server without a head"]
+            )
+        head, plain = (
+            f"{1000 * cells['held_out', 1]['sides'][side]['ttft']['median']:.0f} ms" for side in ("head", "plain")
+        )
+        rows.append([f"{target}, time to first token at 1 request", head, f"{plain} without a head"])
+    return rows
 
 
 def time_to_head() -> list[str]:
