@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 from exported_head import edit_json
 from serving_fixtures import sglang_site
-from stores import CONF
 
-from eagle3.commands import precompute as precompute_command
 from eagle3.commands.precompute import STAGES, check_ahead, choose_engine, precompute
 from eagle3.compose import compose_run
 from eagle3.errors import InputError
@@ -92,20 +90,6 @@ def test_auto_names_the_keys_that_hugging_face_does_not_take(tmp_path: Path, cap
     assert run.answered_by == "huggingface"
     warned = [record.getMessage().partition(" has no effect")[0] for record in caplog.records if record.levelno > 20]
     assert warned == ["answers.give_up_s=7", "answers.head=DIR"]  # in_flight is as it was
-
-
-def test_auto_takes_the_users_own_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = tmp_path / "conf" / "answers" / "huggingface.yaml"
-    own.parent.mkdir(parents=True)
-    own.write_text((CONF / "answers" / "huggingface.yaml").read_text().replace("window: 1024", "window: 5"))
-    monkeypatch.setattr(precompute_command, "own_config_dirs", lambda: [str(own.parents[1])])
-    run = run_of(tmp_path, "answers=auto")
-    run = choose_engine(run)
-    assert run.answers.keys["window"] == 5
-    own.write_text(own.read_text().replace("window: 5", "window: -5"))
-    run = run_of(tmp_path, "answers=auto")
-    with pytest.raises(InputError, match=r"answers\.window=-5 must be"):
-        choose_engine(run)
 
 
 @pytest.mark.parametrize("gpus", [None, 0, 2])
