@@ -141,7 +141,7 @@ def no_data() -> list[str]:
         return ", ".join(f"{title} {three:.2f} / {seven:.2f}" for title, (three, seven) in lengths.items())
 
     what = "SmolLM2, 11,000 prompts that it wrote itself, chains of 3 / 7, mean of three seeds"
-    return [what, told("by the target"), f"{told('documentation')}, with as many prompts from documentation"]
+    return [what, told("by the target"), f"{told('documentation')}, with the same number of documentation prompts"]
 
 
 def training_speed() -> list[str]:

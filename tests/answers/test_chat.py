@@ -151,7 +151,7 @@ def test_a_prompt_is_rendered_with_its_own_variables(caplog):
 def test_the_arguments_of_the_renderer_are_no_variables():
     parameters = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters} - {"self", "kwargs"}
     parameters |= {*inspect.signature(render_jinja_template).parameters} - {"kwargs"}
-    assert {*parameters, "messages"} <= TEMPLATE_PARAMETERS  # older releases of transformers have fewer
+    assert {*parameters, "messages"} == TEMPLATE_PARAMETERS
 
 
 # --- marks of the target, in prompts ---------------------------------------------------------------------------------
