@@ -28,6 +28,8 @@ HYDRA = Library(
         "hydra.core.config_search_path:ConfigSearchPath.get_path",
         "hydra.core.default_element:ResultDefault.config_path",
         "hydra.core.default_element:ResultDefault.package",
+        "hydra.core.override_parser.overrides_parser:OverridesParser.parse_overrides(overrides)",
+        "hydra.core.override_parser.types:Override.is_sweep_override",
         "hydra.experimental.callback:Callback.on_job_start(config)",
         "hydra.experimental.callback:Callback.on_multirun_start(config)",
         "hydra.experimental.callback:Callback.on_multirun_end(config)",
@@ -43,6 +45,7 @@ try:
     from hydra._internal.hydra import Hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
+    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException, InstantiationException, OverrideParseException
     from hydra.experimental.callback import Callback
     from hydra.types import RunMode
@@ -64,6 +67,8 @@ class ConfigLoader(hydra_internals.ConfigLoaderImpl):  # type: ignore[misc]
     It expands `~` in paths, before Hydra makes the folder of the run, and refuses a folder that a sweep would not use.
     """
 
+    asked_mode: tuple[str | None, list[str], DictConfig] | None = None  # name, overrides and config
+
     def load_configuration(
         self,
         config_name: str | None,
@@ -72,9 +77,18 @@ class ConfigLoader(hydra_internals.ConfigLoaderImpl):  # type: ignore[misc]
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        if run_mode is RunMode.MULTIRUN and validate_sweep_overrides:  # else Hydra only asks which mode it is
-            refuse_run_dir(overrides)
+        """Hydra's main composes the config twice: to ask whether it is a sweep, and for the run. Here that is once."""
+        asked, self.asked_mode = self.asked_mode, None
+        if asked and (config_name, overrides, run_mode) == (*asked[:2], RunMode.RUN):
+            return asked[2]
         words = [expand_override(word) for word in overrides]
+        asks_mode = run_mode is RunMode.MULTIRUN and not validate_sweep_overrides
+        if asks_mode and not any(each.is_sweep_override() for each in OverridesParser.create().parse_overrides(words)):
+            config = self.load_configuration(config_name, overrides, RunMode.RUN, from_shell)
+            self.asked_mode = (config_name, overrides, config)
+            return config
+        if run_mode is RunMode.MULTIRUN and not asks_mode:
+            refuse_run_dir(overrides)
         try:
             config = super().load_configuration(config_name, words, run_mode, from_shell, validate_sweep_overrides)
         except OverrideParseException as error:

@@ -37,6 +37,57 @@ class Drafting(Protocol):
         """Return the states that predict the draft after each node, from the states that drafted `tokens`."""
 
 
+def described(returned: Any) -> str:
+    """Return what a user's own method returned, for a message: shapes of tensors, types of anything else."""
+    if isinstance(returned, Tensor):
+        return f"Tensor{tuple(returned.shape)}"
+    if isinstance(returned, list | tuple):
+        return f"{type(returned).__name__}({', '.join(map(described, returned))})"
+    return type(returned).__name__
+
+
+class CheckedDrafting:
+    """A decode of a kind, which may be the user's own: a wrong return of a method is one line."""
+
+    def __init__(self, decode: Drafting, kind: str, hidden_size: int) -> None:
+        self.decode, self.kind, self.hidden_size = decode, kind, hidden_size
+
+    def confirm(self, aux_hidden_states: Float[Tensor, "N AH"], next_tokens: list[int]) -> Float[Tensor, "1 H"]:
+        hidden = self.decode.confirm(aux_hidden_states, next_tokens)
+        if not self._are_states(hidden, 1):
+            raise self._wrong("confirm", hidden, f"the state of the last row, of shape (1, {self.hidden_size})")
+        return hidden
+
+    def root(self) -> Path:
+        path = self.decode.root()
+        if not _is_path(path, 1):
+            raise self._wrong("root", path, "a tuple of tensors whose first dimension is 1")
+        return path
+
+    def step(
+        self, hidden: Float[Tensor, "F H"], tokens: Int[Tensor, " F"], path: Path
+    ) -> tuple[Float[Tensor, "F H"], Path]:
+        made, nodes = self.decode.step(hidden, tokens, path), len(tokens)
+        is_pair = isinstance(made, tuple) and len(made) == 2
+        if not (is_pair and self._are_states(made[0], nodes) and _is_path(made[1], nodes)):
+            states = f"the states, of shape ({nodes}, {self.hidden_size})"
+            raise self._wrong(
+                "step", made, f"{states}, and the path, a tuple of tensors whose first dimension is {nodes}"
+            )
+        return made
+
+    def _are_states(self, states: Any, nodes: int) -> bool:
+        return isinstance(states, Tensor) and states.shape == (nodes, self.hidden_size)
+
+    def _wrong(self, method: str, returned: Any, rule: str) -> InputError:
+        name = f"{type(self.decode).__name__}.{method}"
+        return InputError(f"model.kind={self.kind}: its {name} returns {described(returned)}; return {rule}")
+
+
+def _is_path(path: Any, nodes: int) -> bool:
+    return isinstance(path, tuple) and all(isinstance(part, Tensor) and part.shape[:1] == (nodes,) for part in path)
+
+
 class Kind:
     """A kind is given only its own heads and batches, so its methods may name their types."""
 
@@ -85,14 +136,14 @@ class Kind:
         raise NotImplementedError
 
     def drafting(self, head: Any, embedding: Float[Tensor, "V H"], room: int, *, window: int | None = None) -> Drafting:
-        """Return what `cached` does, after a look at its methods."""
+        """Start the decode of `cached`, whose methods and returns are checked."""
         started = self.cached(head, embedding, room, window=window)
         if not isinstance(started, Drafting):
             raise InputError(
                 f"model.kind={self.name}: its cached returns {type(started).__name__}; return an object with the "
                 f"methods confirm, root and step"
             )
-        return started
+        return CheckedDrafting(started, self.name, head.config.hidden_size)
 
     def to_json(self, config: Any) -> dict[str, Any]:
         """Return the content of config.json, except for the architecture, the dtype and the captured layers."""

@@ -26,6 +26,7 @@ from eagle3.head.batch import TttBatch
 from eagle3.head.divergence import PlainDivergence, require_consistent
 from eagle3.head.head import Head
 from eagle3.head.kernels import KernelPlan, KernelSettings, choose_kernels
+from eagle3.head.kind import described
 from eagle3.head.loss import UnrollLoss, UnrollMetrics, accept_length, plain_loss
 from eagle3.head.registry import kind_named
 from eagle3.head.simulate_decoding import simulate_rounds
@@ -233,20 +234,25 @@ class HeadTraining(lightning.LightningModule):
     def compute_loss(self, batch: TttBatch) -> tuple[Tensor, UnrollMetrics]:
         hidden = self.kind.unroll(self.head, self.embedding, batch, self.ttt_steps, self.kernels)
         shape, kind = (len(batch.anchors), self.head.config.hidden_size), f"model.kind={self.kind.name}"
-        states = [tuple(each.shape) for each in hidden] if isinstance(hidden, list) else type(hidden).__name__
-        if states != [shape] * self.ttt_steps:
+        states = [each for each in hidden if isinstance(each, Tensor)] if isinstance(hidden, list) else []
+        if [each.shape for each in states] != [shape] * self.ttt_steps or len(states) < len(hidden):
             raise InputError(
-                f"{kind}: its unroll returns {states}; return a list of {self.ttt_steps} tensors of shape {shape}: the "
-                f"state of each step at each anchor"
+                f"{kind}: its unroll returns {described(hidden)}; return a list of {self.ttt_steps} tensors of shape "
+                f"{shape}: the state of each step at each anchor"
             )
         if torch.is_grad_enabled() and not any(each.requires_grad for each in hidden):
             raise InputError(
                 f"{kind}: what its unroll returns has no gradient; compute it without detach() or no_grad()"
             )
         made = self.loss(self.head, hidden, self.teacher_head, batch, self.kernels.loss, self.logit_transform)
-        if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], UnrollMetrics)):
-            name, returned = type(self.loss).__name__, type(made).__name__
-            raise InputError(f"loss={name} returns {returned}; return the loss and UnrollMetrics")
+        is_pair = isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], UnrollMetrics)
+        name = f"loss={type(self.loss).__name__}"
+        if not (is_pair and isinstance(made[0], Tensor) and made[0].shape == ()):
+            raise InputError(
+                f"{name} returns {described(made)}; return the loss, a tensor of shape (), and UnrollMetrics"
+            )
+        if torch.is_grad_enabled() and not made[0].requires_grad:
+            raise InputError(f"{name} returns a loss without gradient; compute it without detach() or no_grad()")
         return made
 
     def loss_and_sums(self, batch: TttBatch) -> tuple[Float[Tensor, ""], Float[Tensor, " sums"]]:

@@ -2,13 +2,17 @@
 
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 
+import hydra
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
 from hydra.utils import instantiate
 
 from eagle3 import cli
 from eagle3.adapters.hydra import HYDRA, InstantiationException, skip_list_of_groups, unknown_class
+from eagle3.hydra_run import CONF
 
 
 def test_a_part_that_is_gone_is_one_line_before_a_command_starts(
@@ -38,3 +42,12 @@ def test_groups_are_listed_only_where_the_page_shows_them(
     monkeypatch.setattr("sys.argv", ["train.py", flag])
     skip_list_of_groups()
     assert (Hydra.format_config_groups is before) == listed
+
+
+def test_a_run_composes_its_config_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    composed, load = [], ConfigLoaderImpl.load_configuration
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", lambda *a, **k: composed.append(a) or load(*a, **k))
+    monkeypatch.setattr("sys.argv", ["train.py", "seed=7", f"hydra.run.dir={tmp_path}"])
+    seeds: list[int] = []
+    hydra.main(version_base="1.3", config_path=CONF, config_name="train")(lambda config: seeds.append(config.seed))()
+    assert len(composed) == 1 and seeds == [7]

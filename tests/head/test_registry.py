@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,6 +127,10 @@ class OtherHead(TwoLayers):
         return None
 
 
+class Decode(SimpleNamespace):
+    """A decode with functions for methods."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WithSize(HeadConfig):
     size: int
@@ -153,18 +158,57 @@ def test_what_an_own_part_returns_wrong_is_one_line(tmp_path: Path, monkeypatch:
     states = module.kind.unroll(module.head, module.embedding, batch, 2, module.kernels)
     returned: Any
     for returned, said in (
-        (torch.stack(states), r"its unroll returns Tensor; return a list of 2 tensors of shape \("),
-        (states[:1], r"its unroll returns \[\(\d+, \d+\)\]; return"),
-        ([each[:1] for each in states], r"its unroll returns \[\(1, \d+\), "),
+        (torch.stack(states), r"its unroll returns Tensor\(2, \d+, \d+\); return a list of 2 tensors of shape \("),
+        (states[:1], r"its unroll returns list\(Tensor\(\d+, \d+\)\); return"),
+        ([each[:1] for each in states], r"its unroll returns list\(Tensor\(1, \d+\), "),
+        ([*states, None], r"its unroll returns list\(.*, NoneType\); return"),
+        ([(each, each) for each in states], r"its unroll returns list\(tuple\(Tensor.*; return"),
+        ([], r"its unroll returns list\(\); return"),
+        (None, r"its unroll returns NoneType; return"),
         ([each.detach() for each in states], r"what its unroll returns has no gradient"),
     ):
         monkeypatch.setattr(kind, "unroll", lambda *_, returned=returned: returned)
         with pytest.raises(InputError, match=rf"^model\.kind=eagle3: {said}"):
             module.compute_loss(batch)
     monkeypatch.setattr(kind, "unroll", lambda *_: states)
-    module.loss = lambda *_: torch.zeros(())
-    with pytest.raises(InputError, match=r"^loss=function returns Tensor; return the loss and UnrollMetrics"):
-        module.compute_loss(batch)
+    loss, metrics = module.compute_loss(batch)
+    for returned, said in (
+        (loss, r"returns Tensor\(\); return the loss, .*, and UnrollMetrics"),
+        ((None, metrics), r"returns tuple\(NoneType, UnrollMetrics\); return"),
+        ((loss[None], metrics), r"returns tuple\(Tensor\(1,\), UnrollMetrics\); return"),
+        ((loss.detach(), metrics), r"returns a loss without gradient"),
+    ):
+        module.loss = lambda *_, returned=returned: returned
+        with pytest.raises(InputError, match=rf"^loss=function {said}"):
+            module.compute_loss(batch)
+
+
+def test_what_a_step_of_a_decode_returns_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = head_for_target()
+    speculator = Speculator(small_target(), head, CAPTURED)
+    states, path = torch.zeros(1, head.config.hidden_size).double(), (torch.zeros(1, 3),)
+    returned: Any
+    for method, returned, said in (
+        ("step", states, r"Tensor\(1, \d+\); return the states, of shape \(1, \d+\), and the path"),
+        ("step", None, "NoneType; return the states"),
+        ("step", [], r"list\(\); return the states"),
+        ("step", (states,), r"tuple\(Tensor\(1, \d+\)\); return the states"),
+        ("step", (states, path, path), r"tuple\(Tensor.*; return the states"),
+        ("step", (states, path[0]), r"tuple\(Tensor.*, Tensor\(1, 3\)\); return .* a tuple of tensors whose"),
+        ("step", (states, (path[0][:0],)), r"tuple\(.*, tuple\(Tensor\(0, 3\)\)\); return"),
+        ("step", (states[:, 1:], path), r"tuple\(Tensor.*; return"),
+        ("confirm", states[0], r"Tensor\(\d+,\); return the state of the last row, of shape \(1, \d+\)"),
+        ("confirm", None, "NoneType; return the state"),
+        ("root", path[0], r"Tensor\(1, 3\); return a tuple of tensors"),
+        ("root", None, "NoneType; return a tuple of tensors"),
+    ):
+        methods = {"confirm": states, "root": path, "step": (states, path), method: returned}
+        decode = Decode(**{name: lambda *_, value=value: value for name, value in methods.items()})
+        monkeypatch.setattr(TwoLayers, "cached", lambda *_, decode=decode, **__: decode)
+        with pytest.raises(
+            InputError, match=rf"^model\.kind=two_layer_head\.TwoLayers: its Decode\.{method} returns {said}"
+        ):
+            speculator.decode(PROMPT, steps=2, max_new_tokens=4)
 
 
 def test_a_class_that_has_changed_since_the_training_is_one_line(

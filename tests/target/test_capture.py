@@ -81,8 +81,9 @@ def assert_the_files_say_the_same(files, target):
 @pytest.mark.parametrize("family", HYBRID)
 def test_hybrid_targets_have_the_features_of_unpadded_samples(family):
     target = make_target(hybrid_config(family))
-    if family == "qwen3_5_text":  # whose chain of states rounds to 2e-4 in float32
-        target.model.double()
+    # In float32 a chain of states rounds to 1e-3 under random weights. Only the eager experts have products in float64.
+    target.model.set_experts_implementation("eager")
+    target.model.double()
     assert_features_are_those_of_unpadded_samples(target, [2, 4, 5], padded_batch() % 500)
 
 
