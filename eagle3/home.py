@@ -9,7 +9,7 @@ from eagle3.errors import InputError
 # Keys whose values are paths, by the last part of the key or of its name: also keys of the user's own parts.
 PATH_KEY = re.compile(
     r"(^|\.)([\w-]*[_-])?(path|dir|dirpath|folder|file|template|python)$"
-    r"|(^|\.)(run|sweep|checkpoint|heads?|init_from|adaptive|findings|out|results|checkpoint_copies|copies|memory)$"
+    r"|(^|\.)(run|sweep|checkpoint|heads?|init_from|findings|out|results|checkpoint_copies|copies|memory)$"
     r"|(^|\.)(sources|benchmarks|known|sample|searchpath|bench\.prompts\.[^.]+)$"
 )
 HOME = re.compile(r"~[^/]*")

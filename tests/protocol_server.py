@@ -19,7 +19,7 @@ from typing import Any
 from aiohttp import web
 
 VERSION = "0.5.17"
-WITHOUT_MODEL = {"stubborn", "static", "scripted"}
+WITHOUT_MODEL = {"stubborn", "scripted"}
 FAILURE = """\
 [2026-01-01 00:00:01] Using default HuggingFace chat template
 [2026-01-01 00:00:02 TP0] Scheduler hit an exception: Traceback (most recent call last):
@@ -66,17 +66,10 @@ def parsed(words: list[str]) -> argparse.Namespace:
                  "speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens",
                  "chunked-prefill-size"):  # fmt: skip
         parser.add_argument(f"--{name}", type=int)
-    for name in ("speculative-adaptive", "disable-overlap-schedule", "disable-radix-cache",
-                 "enable-return-aux-hidden-states"):  # fmt: skip
+    for name in ("disable-overlap-schedule", "disable-radix-cache", "enable-return-aux-hidden-states"):
         parser.add_argument(f"--{name}", action="store_true")
-    parser.add_argument("--speculative-adaptive-config", type=Path)
     parser.add_argument("--return-aux-hidden-state-layer-ids", type=int, nargs="+")
     arguments = parser.parse_args(words)
-    if arguments.speculative_adaptive:  # SGLang turns it off for trees, with a warning alone
-        arguments.speculative_adaptive = os.environ.get("FAULT") != "static"
-        entries = json.loads(arguments.speculative_adaptive_config.read_text()).values()
-        assert arguments.speculative_num_steps in {steps for entry in entries for steps in entry["candidate_steps"]}
-        arguments.speculative_adaptive_config = str(arguments.speculative_adaptive_config)
     arguments.api_key = json.loads(Path(arguments.config).read_text())["api-key"] if arguments.config else None
     return arguments
 

@@ -227,11 +227,6 @@ def test_an_action_that_is_not_named_is_one_line(call: Call, fails: Fails) -> No
     assert fails("serve").startswith("error: action is not set; take one of action=export, action=check")
 
 
-def test_a_launch_does_not_ignore_steps_that_its_adaptive_file_decides(fails: Fails) -> None:
-    line = fails("serve", "action=launch", "head=HEAD", "adaptive=/nowhere", "steps=2")
-    assert "steps has no effect with adaptive=/nowhere" in line
-
-
 def test_a_launch_warns_of_keys_that_load_the_target_here(fails: Fails, caplog: pytest.LogCaptureFixture) -> None:
     fails("serve", "action=launch", "target.dtype=float32", "target.path=/nowhere")
     assert "target.dtype has no effect on action=launch" in caplog.text

@@ -1,6 +1,5 @@
 """A machine that times draft settings by a cost which the search does not know."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eagle3.draft_shape import Shape
@@ -32,14 +31,9 @@ class Machine:
     """Times settings at each load by the seconds of a verification, of each of its tokens (the more the higher the
     load), and of each step; remembers which."""
 
-    def __init__(
-        self, cost: tuple[float, float, float], *, loads: tuple[int, ...] = (4,), broken: Any = (),
-        no_steps: float | None = 1.05,
-    ) -> None:  # fmt: skip
-        """`no_steps` is the time without drafting over the plain target's, None if such a server does not start."""
-        self.cost, self.loads, self.broken, self.no_steps = cost, loads, broken, no_steps
+    def __init__(self, cost: tuple[float, float, float], *, loads: tuple[int, ...] = (4,), broken: Any = ()) -> None:
+        self.cost, self.loads, self.broken = cost, loads, broken
         self.asked: list[Shape | None] = []
-        self.asked_without: list[tuple[dict[int, int], list[int]]] = []
 
     def seconds(self, setting: Shape, load: int = 4) -> float:
         fixed, token, step = self.cost
@@ -52,13 +46,6 @@ class Machine:
         length = gain(setting).accept_length if setting else None
         seconds = {load: self.seconds(setting, load) if setting else PLAIN_SECONDS for load in self.loads}
         return {load: summary(took, load, length) for load, took in seconds.items()}
-
-    def adaptive(self, steps: Mapping[int, int], loads: Sequence[int]) -> dict[int, Summary]:
-        self.asked_without.append((dict(steps), [*loads]))
-        if self.no_steps is None:
-            raise InputError("server adaptive has ended: out of memory")
-        took = self.no_steps * PLAIN_SECONDS
-        return {load: summary(took, load, 1.0) for load in loads}
 
 
 def settings(**changes: Any) -> TuneSettings:

@@ -173,14 +173,7 @@ def compare_heads(run: CompareRun) -> None:
 
 
 def launch_server(run: LaunchRun) -> None:
-    ignored = [key for key in ("steps", "topk", "draft_tokens") if key in given_keys()]
-    if run.adaptive is not None and ignored:
-        raise InputError(
-            f"{ignored[0]} has no effect with adaptive={run.adaptive}, whose file says how many steps chains have; "
-            f"leave it out"
-        )
-    drafts = adaptive_draft(run) or draft(run)
-    launch(run.launch, read_target(run), drafts, dry_run=run.dry_run, folder=output_dir())
+    launch(run.launch, read_target(run), draft(run), dry_run=run.dry_run, folder=output_dir())
 
 
 def bench_servers(run: BenchRun) -> None:
@@ -196,7 +189,7 @@ def bench_servers(run: BenchRun) -> None:
     bench(
         run.launch,
         target,
-        {"plain": None, "head": draft(run), "adaptive": adaptive_draft(run)},
+        draft(run),
         BenchPlan(run.bench, first, run.prompts.turns, sampling | dict(run.bench.sampling or {})),
         origin=result_facts() | ({"heads": {Path(run.head).name: facts_of(Path(run.head))}} if run.head else {}),
         folder=output_dir(),
@@ -233,14 +226,6 @@ def served_conversations(
 
 def draft(run: LaunchRun) -> Draft | None:
     return None if run.head is None else build_draft(run, launched(run.head))
-
-
-def adaptive_draft(run: LaunchRun) -> Draft | None:
-    if run.adaptive is None:
-        return None
-    if run.head is None:
-        raise InputError(f"adaptive={run.adaptive} says how a head drafts; set head, or leave out adaptive")
-    return replace(build_draft(run, launched(run.head)), adaptive=run.adaptive)
 
 
 def launched(head: str) -> str:

@@ -72,8 +72,6 @@ def draft_flags(draft: Draft) -> dict[str, Any]:
         "speculative-eagle-topk": topk,
         "speculative-num-draft-tokens": tokens,
         "speculative-draft-window-size": draft.window,
-        "speculative-adaptive": draft.adaptive is not None,
-        "speculative-adaptive-config": draft.adaptive,
     }
 
 

@@ -51,8 +51,7 @@ REPORTED = (
     "version", "model_path", "dtype", "tp_size", "attention_backend", "sampling_backend", "mem_fraction_static",
     "max_running_requests", "cuda_graph_max_bs_decode", "disable_radix_cache", "disable_overlap_schedule",
     "speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps", "speculative_eagle_topk",
-    "speculative_num_draft_tokens", "speculative_draft_window_size", "speculative_adaptive",
-    "speculative_adaptive_config",
+    "speculative_num_draft_tokens", "speculative_draft_window_size",
 )  # fmt: skip
 
 

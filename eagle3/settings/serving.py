@@ -49,8 +49,7 @@ class CheckSettings(Settings):
     questions: Annotated[list[Text], Field(min_length=1)] = field(default_factory=list)
 
 
-# The plain target's server, that of the target with the head, and the same whose steps change with the load.
-Side = Literal["plain", "head", "adaptive"]
+Side = Literal["plain", "head"]  # the target's server without and with the head
 SIDES: tuple[Side, ...] = get_args(Side)
 
 
@@ -83,7 +82,6 @@ class BenchSettings(Settings):
     timeout_s: Seconds
     plain_url: Address | None
     head_url: Address | None
-    adaptive_url: Address | None
 
     def __post_init__(self) -> None:
         if self.starts > 1 and self.urls:
@@ -93,7 +91,7 @@ class BenchSettings(Settings):
     @property
     def urls(self) -> dict[Side, str]:
         """Servers that are already running."""
-        given: dict[Side, str | None] = {"plain": self.plain_url, "head": self.head_url, "adaptive": self.adaptive_url}
+        given: dict[Side, str | None] = {"plain": self.plain_url, "head": self.head_url}
         return {side: url.rstrip("/") for side, url in given.items() if url is not None}
 
 
@@ -289,7 +287,6 @@ class LaunchRun(Servers, Drafting):
     """A server with a head, or the plain target's."""
 
     head: Text | None
-    adaptive: Text | None
     dry_run: bool
 
 

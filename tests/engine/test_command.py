@@ -10,7 +10,7 @@ import pytest
 from serving_fixtures import launch_settings
 
 from eagle3.engine.command import launch_command, require_windowed_attention, shell_line
-from eagle3.engine.draft import Draft, write_adaptive
+from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.settings.engine import LaunchSettings
 
@@ -21,7 +21,7 @@ KNOWN = {
     "--max-running-requests", "--cuda-graph-max-bs-decode", "--disable-overlap-schedule", "--trust-remote-code",
     "--speculative-algorithm", "--speculative-draft-model-path", "--speculative-draft-model-quantization",
     "--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens",
-    "--speculative-draft-window-size", "--speculative-adaptive", "--speculative-adaptive-config",
+    "--speculative-draft-window-size",
 }  # fmt: skip
 
 
@@ -46,13 +46,11 @@ def command(settings: LaunchSettings, **draft: Any) -> dict[str, list[str]]:
 
 def test_every_flag_is_one_that_sglang_knows_and_given_only_when_the_user_says_so(tmp_path: Path) -> None:
     every = launch_settings(tmp_path, mem_fraction_static=0.5, overlap_schedule=False, trust_remote_code=True)
-    write_adaptive(tmp_path / "steps.json", {1: 3})
-    draft = Draft(**CHAIN, window=512, adaptive=str(tmp_path / "steps.json"))
-    words = launch_command(every, target="t", revision="main", draft=draft)
+    words = launch_command(every, target="t", revision="main", draft=Draft(**CHAIN, window=512))
     assert {word for word in words if word.startswith("--")} == KNOWN
     assert words[words.index("--speculative-draft-window-size") + 1] == "512"
-    given = {"--mem-fraction-static", "--disable-overlap-schedule", "--trust-remote-code", "--revision"}
-    given |= {f"--speculative-{name}" for name in ("draft-window-size", "adaptive", "adaptive-config")}
+    given = {"--mem-fraction-static", "--disable-overlap-schedule", "--trust-remote-code", "--revision",
+             "--speculative-draft-window-size"}  # fmt: skip
     assert command(launch_settings(tmp_path, mem_fraction_static=None)).keys() == KNOWN - given
 
 
@@ -66,15 +64,6 @@ def test_a_draft_names_all_three_numbers(
     assert flags["--speculative-draft-model-path"] == ["/heads/mine"]
     numbers = [flags[f"--speculative-{name}"] for name in ("num-steps", "eagle-topk", "num-draft-tokens")]
     assert numbers == [[str(steps)], [str(topk)], [tokens]]
-
-
-def test_adaptive_chains_begin_with_the_longest_of_the_smallest_load(settings: LaunchSettings, tmp_path: Path) -> None:
-    write_adaptive(tmp_path / "steps.json", {8: 1, 2: 5, 1: 0, 32: 0})
-    flags = command(settings, steps=5, topk=4, draft_tokens=16, adaptive=str(tmp_path / "steps.json"))
-    names = ("num-steps", "eagle-topk", "num-draft-tokens", "adaptive", "adaptive-config")
-    assert [flags[f"--speculative-{name}"] for name in names] == [
-        ["5"], ["1"], ["6"], [], [str(tmp_path / "steps.json")],
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", [{"topk": 0}, {"draft_tokens": 5}, {"topk": 2}, {"topk": 2, "draft_tokens": 12}])

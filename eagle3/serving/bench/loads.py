@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from eagle3.engine.draft import require_adaptive
 from eagle3.engine.endpoint import is_reachable, server_information
 from eagle3.engine.process import Server
 from eagle3.errors import InputError
@@ -77,7 +76,7 @@ def measure_launched(
         for side in in_turn(commands, start):
             log = folder / f"server_{side if start == 0 else f'{side}_{start + 1}'}.log"
             with Server(launch, commands[side], log=log, name=f"the {side} server") as server:
-                information[side] = _information(side, server)
+                information[side] = server_information(server.url)
                 measure_all({side: server}, plan, plain_answers, folder / RESULTS, start=start)
 
 
@@ -85,18 +84,11 @@ def measure_running(plan: BenchPlan, folder: Path, information: dict[Side, dict[
     """Measure servers that are already running; the same repeat of a load runs on one right after the other."""
     servers = {side: RunningServer(f"bench.{side}_url={url}", url) for side, url in plan.settings.urls.items()}
     for side, server in servers.items():
-        information[side] = _information(side, server)
+        information[side] = server_information(server.url)
     if information.get("plain", {}).get("speculative_algorithm"):
         given = f"bench.plain_url={plan.settings.plain_url}"
         raise InputError(f"{given} already uses a draft head; give a server started without one")
     measure_all(servers, plan, PlainAnswers(plan.sampling), folder / RESULTS)
-
-
-def _information(side: Side, server: Server | RunningServer) -> dict[str, Any]:
-    information = server_information(server.url)
-    if side == "adaptive":
-        require_adaptive(information, name=server.name)
-    return information
 
 
 # --- loads -----------------------------------------------------------------------------------------------------------

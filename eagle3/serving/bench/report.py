@@ -20,40 +20,24 @@ def write_bench_report(loads: Sequence[MeasuredLoad], facts: Mapping[str, Any], 
     """Write the report's files, which include `facts`, and return its verdicts, a line for each prompt set."""
     cells = gather_cells(loads)
     sets = by_set(cells)
-    lines = [line for prompt_set, of_set in sets.items() for line in verdicts(prompt_set, of_set)]
+    lines = [f"{prompt_set}: {verdict(of_set)}" for prompt_set, of_set in sets.items()]
     numbers = {**facts, "verdicts": lines, "cells": [asdict(cell) for cell in cells]}
     write_report(folder / "results.json", numbers, folder / "report.md", report_text(sets, lines, facts))
     return "\n".join(lines)
 
 
-def verdicts(prompt_set: str, cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield the verdict on each side that was measured with a head."""
-    for side, verdict in (("head", fixed_verdict), ("adaptive", adaptive_verdict)):
-        ratios = {cell.concurrency: cell.speed_ups[side].tpot for cell in cells if side in cell.speed_ups}
-        known = {load: ratio for load, ratio in ratios.items() if ratio is not None}
-        if known:
-            yield f"{prompt_set}: {verdict(known)}"
-        elif side == "head" or ratios:
-            yield f"{prompt_set}: plain target and {side} were not both measured"
-
-
-def fixed_verdict(speed_ups: Mapping[int, Interval]) -> str:
+def verdict(cells: Sequence[Cell]) -> str:
     """Say from which concurrency on speculation stops paying."""
+    ratios = {cell.concurrency: cell.speed_ups["head"].tpot for cell in cells if "head" in cell.speed_ups}
+    speed_ups = {load: ratio for load, ratio in ratios.items() if ratio is not None}
+    if not speed_ups:
+        return "plain target and head were not both measured"
     end = stops_paying(speed_ups)
     if end is None:
         return f"speculation pays at every concurrency measured, {min(speed_ups)} to {max(speed_ups)}"
     return (
         f"speculation stops paying at concurrency {end}, speed-up {ratio(speed_ups[end])}; action=tune "
-        f"tune.concurrency={end} looks for settings that pay there, tune.loads for steps that change with the load"
-    )
-
-
-def adaptive_verdict(speed_ups: Mapping[int, Interval]) -> str:
-    """Give the range of speed-ups of a server whose steps change with the load."""
-    least, most = (choose(speed_ups, key=lambda load: speed_ups[load].value) for choose in (min, max))
-    return (
-        f"with steps that change with the load the speed-up is from {ratio(speed_ups[least])} at concurrency "
-        f"{least} to {ratio(speed_ups[most])} at {most}"
+        f"tune.concurrency={end} looks for settings that pay there, tune.loads for the load from which none does"
     )
 
 

@@ -4,6 +4,7 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,22 +47,21 @@ def prompt_sets(
 def bench(
     launch: LaunchSettings,
     target: TargetFiles,
-    drafts: Mapping[Side, Draft | None],
+    draft: Draft | None,
     plan: BenchPlan,
     *,
     origin: Mapping[str, Any],
     folder: Path,
     dry_run: bool,
 ) -> None:
-    """Measure the servers that run already, or start all sides; the verdict goes to stdout, the rest to `folder`.
+    """Measure the servers that run already, or start both; the verdict goes to stdout, the rest to `folder`.
 
-    `drafts` says how each side drafts; a side without a draft, but for the plain one, is left out. `origin` goes into
-    the report: commit, command, machine, versions.
+    `draft` may be None only if they run already. `origin` goes into the report: commit, command, machine, versions.
     When a server dies or somebody presses Ctrl-C, the report is written of what was measured before."""
-    commands = {} if plan.settings.urls else bench_commands(launch, target, drafts)
+    commands = {} if plan.settings.urls else bench_commands(launch, target, draft)
     if dry_run:
         if commands:
-            require_head(launch, target, drafts["head"])
+            require_head(launch, target, draft)
         print(public("\n".join(shell_line(launch, command) for command in commands.values())))
         return
     if (folder / RESULTS).exists():
@@ -70,7 +70,7 @@ def bench(
     try:
         if commands:
             launch.require_room(max(plan.settings.concurrency), setting="the highest of bench.concurrency")
-            prepare(launch, target, drafts["head"])
+            prepare(launch, target, draft)
             measure_launched(launch, commands, plan, folder, facts["server_info"])
         else:
             measure_running(plan, folder, facts["server_info"])
@@ -98,14 +98,9 @@ def gather_facts(
     }
 
 
-def bench_commands(
-    launch: LaunchSettings, target: TargetFiles, drafts: Mapping[Side, Draft | None]
-) -> dict[Side, list[str]]:
-    return {
-        side: launch_command(launch, target=target.path, revision=target.revision, draft=draft)
-        for side, draft in drafts.items()
-        if draft is not None or side == "plain"
-    }
+def bench_commands(launch: LaunchSettings, target: TargetFiles, draft: Draft | None) -> dict[Side, list[str]]:
+    command = partial(launch_command, launch, target=target.path, revision=target.revision)
+    return {"plain": command(draft=None), "head": command(draft=draft)}
 
 
 def find_notes(loads: Sequence[MeasuredLoad], facts: Mapping[str, Any], plan: BenchPlan) -> dict[str, str]:

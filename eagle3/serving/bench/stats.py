@@ -62,7 +62,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """Plain over a side with the head for the median time per output token, that over plain for the throughput."""
+    """Plain over the head for the median time per output token, that over plain for the throughput."""
 
     tpot: Interval | None
     throughput: Interval | None
@@ -88,7 +88,7 @@ def gather_cells(loads: Iterable[MeasuredLoad]) -> list[Cell]:
             prompt_set,
             concurrency,
             {side: summarise([load.result for load in measured]) for side, measured in sides.items()},
-            {side: compare(sides["plain"], sides[side]) for side in sides if side != "plain" and "plain" in sides},
+            {"head": compare(sides["plain"], sides["head"])} if len(sides) == 2 else {},
         )
         for (prompt_set, concurrency), sides in found.items()
     ]

@@ -65,14 +65,12 @@ def _served(result: Mapping[str, Any]) -> Iterator[list[str]]:
     """Yield a line for each load of a bench that a server with the head took."""
     asked, most = _sampling(result["sampling"]), result["sampling"]["max_new_tokens"]
     for cell in result["cells"]:
-        for side, measured in cell["sides"].items():
-            if side == "plain":
-                continue
-            server = result["server_info"][side]
+        if measured := cell["sides"].get("head"):
+            server = result["server_info"]["head"]
             load = f"{measured['requests']} requests, {cell['concurrency']} at a time"
             prompts = f"{cell['prompt_set']}, {load}, at most {most} tokens"
             shape, engine = _served_shape(server), f"SGLang {server['version']}"
-            tpot = cell["speed_ups"].get(side, {}).get("tpot")
+            tpot = cell["speed_ups"].get("head", {}).get("tpot")
             found = [number(measured["accept_length"]), ratio(Interval(**tpot) if tpot else None)]
             yield [prompts, shape, asked, result["machine"], engine, *found]
 
@@ -86,8 +84,6 @@ def _sampling(params: Mapping[str, Any]) -> str:
 
 
 def _served_shape(server: Mapping[str, Any]) -> str:
-    if server.get("speculative_adaptive"):
-        return "changes with the load"
     keys = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
     return _windowed(Shape(*(server[key] for key in keys)), server.get("speculative_draft_window_size"))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from eagle3.engine.client import KEY, api_key
 from eagle3.engine.command import launch_command, require_windowed_attention, shell_line, stated_dtype
-from eagle3.engine.draft import Draft, require_adaptive
+from eagle3.engine.draft import Draft
 from eagle3.engine.endpoint import server_information
 from eagle3.engine.process import OPEN_HOSTS, Server, require_free_port
 from eagle3.engine.versions import count_gpus, find_sglang
@@ -48,10 +48,7 @@ def launch(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *
     log.info(shlex.join(command))  # without launch.env, which may hold secrets
     try:
         with Server(settings, command, log=folder / "server.log", name="the server") as server:
-            information = server_information(server.url)
-            if draft is not None and draft.adaptive is not None:
-                require_adaptive(information, name=server.name)
-            announce(server, information)
+            announce(server, server_information(server.url))
             for line in server.follow():
                 print(line, file=sys.stderr, flush=True)
             raise server.failure()

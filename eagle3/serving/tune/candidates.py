@@ -80,7 +80,7 @@ def decoder_gains(run: TuneRun, conversations: Conversations, stop_ids: frozense
 
 def _replayed(run: TuneRun, target: Target, prompts: PromptSet) -> dict[Shape, Gain]:
     settings, speculator, most = run.tune, load_speculator(target, read_files(run.head)), max(run.tune.steps)
-    topk = [1] if settings.loads else settings.topk  # SGLang changes the steps of chains alone
+    topk = [1] if settings.loads else settings.topk  # servers change the steps of chains only
     candidates = all_settings(
         steps=settings.steps,
         topk=topk,

@@ -1,4 +1,4 @@
-"""The report of a search: the table, the command to serve with, tune.json, tune.md and adaptive.json."""
+"""The report of a search: the table, the commands to serve with, tune.json and tune.md."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,34 +8,32 @@ from typing import Any
 
 from eagle3.draft_shape import Shape
 from eagle3.engine.command import draft_flags, words_of
-from eagle3.engine.draft import SKIP_EXTEND, Draft, write_adaptive
+from eagle3.engine.draft import Draft
 from eagle3.markdown import table
 from eagle3.serving.bench.stats import Summary
 from eagle3.serving.report import number, share, with_error, write_report
 from eagle3.serving.tune.schedule import schedule_lines, schedules
 from eagle3.serving.tune.search import Findings, thresholds
 
-REPORT, PAGE, ADAPTIVE = "tune.json", "tune.md", "adaptive.json"
+REPORT, PAGE = "tune.json", "tune.md"
 SHOWN = 12  # settings in the table; tune.json has all
 
 
 def write_tune_report(found: Findings, folder: Path, conditions: Mapping[str, Any], *, target: str, head: str) -> str:
     """Write the files and return the table with the advice. `conditions` says how the search was made."""
-    text = "\n".join([settings_table(found), "", *failures(found), *advice(found, folder, target=target, head=head)])
-    told = {"schedules": schedules_of(found, head)} if changes_with_load(found) else {}
-    write_report(folder / REPORT, {**conditions, **as_json(found), **told}, folder / PAGE, text)
-    if told:
-        write_adaptive(folder / ADAPTIVE, thresholds(found.steps()))
+    text = "\n".join([settings_table(found), "", *failures(found), *advice(found, target=target, head=head)])
+    numbers = {**conditions, **as_json(found), **by_load(found, head)}
+    write_report(folder / REPORT, numbers, folder / PAGE, text)
     return text
 
 
-def changes_with_load(found: Findings) -> bool:
-    """Say whether each load has its steps, and drafting pays at one of them."""
-    return bool(found.settings.loads and found.timed) and len(found.lost()) < len(found.plain)
-
-
-def schedules_of(found: Findings, head: str) -> dict[str, dict[str, Any] | None]:
-    return schedules(thresholds(found.steps()), max(found.plain), head)
+def by_load(found: Findings, head: str) -> dict[str, Any]:
+    """Return the steps of each load; nothing unless loads were timed and drafting pays at one of them."""
+    steps = found.steps()
+    if not found.settings.loads or not any(steps.values()):
+        return {}
+    told = schedules(thresholds(steps), max(steps), head)
+    return {"steps": steps, "plain_from": found.plain_from(), "schedules": told}
 
 
 def settings_table(found: Findings) -> str:
@@ -84,9 +82,9 @@ def failures(found: Findings) -> Iterator[str]:
                 yield f"{timing.failed} of {timing.requests} requests to {name} at concurrency {load} failed"
 
 
-def advice(found: Findings, folder: Path, *, target: str, head: str) -> Iterator[str]:
+def advice(found: Findings, *, target: str, head: str) -> Iterator[str]:
     if found.settings.loads:
-        yield from _advice_by_load(found, folder, target=target, head=head)
+        yield from _advice_by_load(found, target=target, head=head)
         return
     load = found.settings.concurrency
     best = found.best(load)
@@ -100,31 +98,42 @@ def advice(found: Findings, folder: Path, *, target: str, head: str) -> Iterator
     yield f"{speed_up:.2f} times the speed of the plain target at concurrency {load} ({how}) with"
     draft = Draft(head=head, window=found.settings.draft_window, **best._asdict())
     yield f"  {shlex.join(words_of(draft_flags(draft)))}"
-    yield (
-        f"  python serve.py action=launch target.path={target} head={head} steps={best.steps} topk={best.topk} "
-        f"draft_tokens={best.draft_tokens} draft_window={found.settings.draft_window or 'null'}"
+    yield _launch(found, best, target, head)
+
+
+def _launch(found: Findings, setting: Shape, target: str, head: str) -> str:
+    return (
+        f"  python serve.py action=launch target.path={target} head={head} steps={setting.steps} topk={setting.topk} "
+        f"draft_tokens={setting.draft_tokens} draft_window={found.settings.draft_window or 'null'}"
     )
 
 
-def _advice_by_load(found: Findings, folder: Path, *, target: str, head: str) -> Iterator[str]:
+def _advice_by_load(found: Findings, *, target: str, head: str) -> Iterator[str]:
+    """Advise one pool of servers with the head, or two: with it at the lower loads, without it at the higher ones."""
     if not found.timed:
         return
-    steps = found.steps()
-    if not changes_with_load(found):
+    told = by_load(found, head)
+    if not told:
         yield "no chain beats the plain target at any of these loads; serve the target without a head"
         return
-    yield "fastest: " + ", ".join(f"{load} at a time: {chain or 'no'} steps" for load, chain in steps.items())
-    skip = ", ".join(f"{name}: {value}" for name, value in SKIP_EXTEND.items())
-    yield (
-        f"  python serve.py action=launch target.path={target} head={head} adaptive={folder / ADAPTIVE} "
-        f"draft_window={found.settings.draft_window or 'null'}"
-        + (f" 'launch.env={{{skip}}}'" if 0 in steps.values() else "")
-    )
-    yield from (f"  {line}" for line in schedule_lines(schedules_of(found, head), str(folder / ADAPTIVE)))
-    for load in found.lost():
-        speed_up = found.plain[load].seconds_per_token / found.served(load)[1].seconds_per_token
-        if speed_up < 1:
-            yield f"{load} at a time: {speed_up:.2f} times the plain target's speed; serve this load without a head"
+    yield "fastest: " + ", ".join(f"{load} at a time: {chain or 'no'} steps" for load, chain in told["steps"].items())
+    limit = told["plain_from"]
+    loads = [load for load in told["steps"] if limit is None or load < limit]
+    chain = found.best(*loads)
+    if limit is None:
+        yield "one pool of servers, with the head:"
+        yield _launch(found, chain, target, head)
+    else:
+        yield f"two pools of servers, with the head below {limit} running requests, without it from there on:"
+        yield f"{_launch(found, chain, target, head)} launch.max_running_requests={limit - 1}"
+        yield f"  python serve.py action=launch target.path={target}"
+    mean = f"{found.mean_speed_up(chain, loads):.2f}"
+    yield f"the {chain} has the highest mean speed-up (geometric) at {', '.join(map(str, loads))} at a time: {mean}"
+    for load in loads:
+        if (speed_up := found.speed_up(chain, load)) <= 1:
+            yield f"at {load} at a time it has only {speed_up:.2f} times the plain target's speed"
+    yield "the steps of each load, for servers that change them:"
+    yield from (f"  {line}" for line in schedule_lines(told["schedules"]))
 
 
 def as_json(found: Findings) -> dict[str, Any]:
@@ -134,7 +143,6 @@ def as_json(found: Findings) -> dict[str, Any]:
     return {
         "best": {load: {**each._asdict(), "speed_up": found.speed_up(each, load)} for load, each in best.items()},
         "plain": {load: asdict(timing) for load, timing in found.plain.items()},
-        "no_steps": {load: asdict(timing) for load, timing in found.no_steps.items()},
         "settings": [
             {
                 **setting._asdict(),

@@ -23,8 +23,8 @@ from eagle3.target.files import TargetFiles
 def tune(
     run: TuneRun, target: TargetFiles, conversations: Conversations, *, origin: Mapping[str, Any], folder: Path
 ) -> None:
-    """Search, and print the table and the command. tune.json, tune.md, the servers' logs and with tune.loads
-    adaptive.json go to `folder`. `origin` goes into tune.json: commit, command, machine, versions."""
+    """Search, and print the table and the command. tune.json, tune.md, and the servers' logs go to `folder`.
+    `origin` goes into tune.json: commit, command, machine, versions."""
     timer = ServerTimer(
         run=run,
         target=target,
@@ -63,8 +63,7 @@ def require_possible(run: TuneRun, target: TargetFiles, folder: Path) -> None:
         raise InputError(f"{folder / REPORT} is of another search; name a new folder: hydra.run.dir=DIR")
     if settings.loads and not settings.timed:
         raise InputError(
-            f"tune.loads={settings.loads} tune.timed=0: steps that change with the load are taken from timings alone; "
-            f"set tune.timed=4"
+            f"tune.loads={settings.loads} tune.timed=0: the steps of each load come from timings only; set tune.timed=4"
         )
     if settings.timed:
         key = "tune.loads" if settings.loads else "tune.concurrency"

@@ -17,7 +17,6 @@ from typing import Any
 
 import yaml
 
-from eagle3.engine.draft import adaptive_json
 from eagle3.head_files.servers import SGLANG, VLLM
 
 TENSORRT_LLM = "TensorRT-LLM"
@@ -40,8 +39,9 @@ def schedules(begins: Mapping[int, int], last_load: int, head: str) -> dict[str,
         "max_draft_len": most,
         "draft_len_schedule": {last: steps for _, last, steps in spans},
     }
+    sglang = {str(load): {"candidate_steps": [steps]} for load, steps in begins.items()}
     # TensorRT-LLM requires that the first range has max_draft_len.
-    return {SGLANG: adaptive_json(begins), VLLM: vllm, TENSORRT_LLM: tensorrt_llm if spans[0][2] == most else None}
+    return {SGLANG: sglang, VLLM: vllm, TENSORRT_LLM: tensorrt_llm if spans[0][2] == most else None}
 
 
 def spans_of(begins: Mapping[int, int], last_load: int) -> list[Span]:
@@ -51,9 +51,9 @@ def spans_of(begins: Mapping[int, int], last_load: int) -> list[Span]:
     return [(begin, end - 1, begins[key]) for key, (begin, end) in zip([first, *others], bounds, strict=True)]
 
 
-def schedule_lines(schedules: Mapping[str, dict[str, Any] | None], adaptive: str) -> Iterator[str]:
-    """Write each as its server takes it; `adaptive` is the file with SGLang's."""
-    yield f"{SGLANG}: --speculative-adaptive-config {adaptive}, {json.dumps(schedules[SGLANG])}"
+def schedule_lines(schedules: Mapping[str, dict[str, Any] | None]) -> Iterator[str]:
+    """Write each as its server takes it."""
+    yield f"{SGLANG}, file for --speculative-adaptive-config: {json.dumps(schedules[SGLANG])}"
     yield f"{VLLM}: --speculative-config {shlex.quote(json.dumps(schedules[VLLM]))}"
     if (told := schedules[TENSORRT_LLM]) is None:
         yield f"{TENSORRT_LLM}: cannot be told, its draft_len_schedule must begin with the longest chain"

@@ -18,18 +18,15 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Findings:
-    """Everything that is known about the settings. `plain`, `timed` and `no_steps` are by the number of concurrent
-    requests.
+    """Everything that is known about the settings. `plain` and `timed` are by the number of concurrent requests.
 
-    `plain` is empty if nothing was timed; `failed` holds reasons. `no_steps` are the loads at which a server with the
-    head was timed without drafting."""
+    `plain` is empty if nothing was timed; `failed` holds reasons."""
 
     settings: TuneSettings
     gains: Mapping[Shape, Gain]
     plain: dict[int, Summary] = field(default_factory=dict)
     timed: dict[Shape, dict[int, Summary]] = field(default_factory=dict)
     failed: dict[Shape, str] = field(default_factory=dict)
-    no_steps: dict[int, Summary] = field(default_factory=dict)
 
     def predicted(self, setting: Shape, load: int) -> float:
         return self.gains[setting].predicted_speed_up(setting, concurrency=load, **self.settings.assumed)
@@ -40,29 +37,30 @@ class Findings:
             return self.plain[load].seconds_per_token / self.timed[setting][load].seconds_per_token
         return self.predicted(setting, load)
 
-    def best(self, load: int) -> Shape:
-        """Return the fastest setting, of the timed ones if there are any."""
-        return max(self.timed or self.gains, key=lambda setting: self.speed_up(setting, load))
+    def mean_speed_up(self, setting: Shape, loads: Sequence[int]) -> float:
+        """Return the geometric mean over the loads."""
+        return math.prod(self.speed_up(setting, load) for load in loads) ** (1 / len(loads))
+
+    def best(self, *loads: int) -> Shape:
+        """Return the setting with the highest mean speed-up over the loads, of the timed ones if there are any."""
+        return max(self.timed or self.gains, key=lambda setting: self.mean_speed_up(setting, loads))
 
     def ranked(self) -> list[Shape]:
         """Return the replayed settings, the best predicted over all loads first."""
         loads = self.settings.all_loads
         return sorted(self.gains, key=lambda setting: -math.prod(self.predicted(setting, load) for load in loads))
 
-    def lost(self) -> list[int]:
-        """Return the loads at which no timed chain beats the plain target."""
-        return [load for load in self.plain if self.speed_up(self.best(load), load) <= 1]
-
-    def served(self, load: int) -> tuple[int, Summary]:
-        """Return the steps of the fastest timed chain, or 0 if not drafting is faster, and their timing."""
-        chain = self.best(load)
-        choices = [(chain.steps, self.timed[chain][load])]
-        if load in self.no_steps:
-            choices.append((0, self.no_steps[load]))
-        return min(choices, key=lambda choice: choice[1].seconds_per_token)
-
     def steps(self) -> dict[int, int]:
-        return {load: self.served(load)[0] for load in self.plain}
+        """Return the steps of the fastest timed chain at each load, 0 where none beats the plain target."""
+        best = {load: self.best(load) for load in self.plain if self.timed}
+        return {load: chain.steps if self.speed_up(chain, load) > 1 else 0 for load, chain in best.items()}
+
+    def plain_from(self) -> int | None:
+        """Return the number of running requests from which no chain pays any more; None if one pays at the last load.
+
+        A lower load at which none pays does not count."""
+        begin, steps = max(thresholds(self.steps()).items())
+        return None if steps else begin
 
 
 def search(
@@ -88,22 +86,7 @@ def search(
         keep(found)
     if not found.timed:
         raise InputError(f"none of the settings could be timed, the last: {[*found.failed.values()][-1]}")
-    if settings.loads and 0 < len(found.lost()) < len(found.plain):
-        _time_without_steps(found, timer)
-        keep(found)
     return found
-
-
-def _time_without_steps(found: Findings, timer: ServerTimer) -> None:
-    """Time 0 steps where no chain pays.
-
-    SGLang then still verifies each token. Where it ran the head, too, a token took 7 and 10 % longer at 64 requests
-    than on the plain server (benchmarks/results/sglang_bench_smollm2_adaptive_0.json)."""
-    steps = {**found.steps(), **dict.fromkeys(found.lost(), 0)}
-    try:
-        found.no_steps = timer.adaptive(thresholds(steps), found.lost())
-    except InputError as reason:
-        log.warning("0 steps: %s", reason)
 
 
 def most_promising(ranked: Sequence[Shape], number: int) -> list[Shape]:

@@ -1,13 +1,13 @@
 """Times a draft setting, or the plain target, on a real server under the user's load."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3.draft_shape import Shape
 from eagle3.engine.command import launch_command
-from eagle3.engine.draft import SKIP_EXTEND, Draft, require_adaptive, write_adaptive
-from eagle3.engine.endpoint import is_reachable, server_information
+from eagle3.engine.draft import Draft
+from eagle3.engine.endpoint import is_reachable
 from eagle3.engine.process import Server
 from eagle3.errors import InputError
 from eagle3.serving.bench.stats import Summary, summarise
@@ -33,27 +33,11 @@ class ServerTimer:
     def __call__(self, setting: Shape | None) -> dict[int, Summary]:
         """Time a draft setting (None: the plain target) at each load."""
         name = "-".join(map(str, setting)) if setting else "plain"
-        draft = self._draft(setting) if setting else None
-        return self._times(name, draft, self.run.tune.all_loads)
-
-    def adaptive(self, steps: Mapping[int, int], loads: Sequence[int]) -> dict[int, Summary]:
-        """Time chains with `steps` by the number of running requests, 0 at some, as the command of the report serves
-        them."""
-        file = self.log_dir / "timed_adaptive.json"
-        write_adaptive(file, steps)
-        launch = replace(self.run.launch, env=SKIP_EXTEND | (self.run.launch.env or {}))
-        timer = replace(self, run=replace(self.run, launch=launch))
-        return timer._times("adaptive", replace(self._draft(Shape(1, 1, 2)), adaptive=str(file)), loads)
-
-    def _draft(self, shape: Shape) -> Draft:
-        return Draft(head=self.run.head, window=self.run.tune.draft_window, **shape._asdict())
-
-    def _times(self, name: str, draft: Draft | None, loads: Sequence[int]) -> dict[int, Summary]:
+        window = self.run.tune.draft_window
+        draft = Draft(head=self.run.head, window=window, **setting._asdict()) if setting else None
         log = self.log_dir / f"{name}.log"
         with Server(self.run.launch, self.command(draft), log=log, name=f"server {name}") as server:
-            if draft is not None and draft.adaptive is not None:
-                require_adaptive(server_information(server.url), name=server.name)
-            return {load: self._timed(server, load, plain=draft is None) for load in loads}
+            return {load: self._timed(server, load, plain=draft is None) for load in self.run.tune.all_loads}
 
     def _timed(self, server: Server, concurrency: int, *, plain: bool) -> Summary:
         progress = f"time {server.name} x{concurrency}"

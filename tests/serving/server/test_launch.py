@@ -15,7 +15,7 @@ from scripts import call_script
 from serving_fixtures import environment, free_port, launch_settings, sglang_site
 from stores import ASSETS
 
-from eagle3.engine.draft import Draft, write_adaptive
+from eagle3.engine.draft import Draft
 from eagle3.engine.endpoint import is_reachable
 from eagle3.engine.process import Server
 from eagle3.errors import InputError
@@ -54,16 +54,6 @@ def test_launch_says_where_it_is_ready_and_ends_with_its_server(
     assert said.err.splitlines()[-1] == f"error: the server is stopped; its log is {out / 'server.log'}"
     assert "overlap scheduler on" in caplog.text and "fired up" in (out / "server.log").read_text()
     assert not is_reachable(f"http://127.0.0.1:{port}")
-
-
-def test_a_server_that_turned_adaptive_drafting_off_is_not_served(
-    tmp_path: Path, head_folder: Path, target_files: TargetFiles
-) -> None:
-    settings = launch_settings(sglang_site(tmp_path), fault="static", check=False)
-    write_adaptive(tmp_path / "steps.json", {1: 2, 8: 0})
-    draft = Draft(head=str(head_folder), adaptive=str(tmp_path / "steps.json"), **CHAIN)
-    with pytest.raises(InputError, match=r"the server does not draft adaptively: its SGLang has turned that off"):
-        launch(settings, target_files, draft, dry_run=False, folder=tmp_path)
 
 
 def of_an_own_kind(head: Path) -> None:

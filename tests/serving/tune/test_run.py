@@ -80,10 +80,10 @@ def test_a_search_over_loads_starts_real_servers_and_writes_the_steps_of_each_lo
     tune_with(settings(loads=[1, 2], timed=1), tmp_path, fault="scripted")
     report = json.loads((tmp_path / "out" / "tune.json").read_text())
     logs = {path.name for path in (tmp_path / "out").glob("*.log")}
-    assert logs - {"adaptive.log"} == {"3-1-4.log", "plain.log"}  # adaptive: by the machine's speed
+    assert logs == {"3-1-4.log", "plain.log"}
     assert [row["timed"]["2"]["requests"] for row in report["settings"]] == [2]
-    pays = any(best["speed_up"] > 1 for best in report["best"].values())  # by the machine's speed, too
-    assert (tmp_path / "out" / "adaptive.json").exists() is pays
+    pays = any(best["speed_up"] > 1 for best in report["best"].values())  # by the machine's speed
+    assert ("schedules" in report) is pays
     assert "plain target" in capsys.readouterr().out
 
 

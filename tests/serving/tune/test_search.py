@@ -1,17 +1,16 @@
 """The search finds a fast setting with few timings, survives what cannot be timed, and reports what it found."""
 
 import json
+import math
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from serving_fixtures import serve_run
-from timed_machine import CHAINS, CHEAP, DEAR, PLAIN_SECONDS, SETTINGS, Machine, tuned
+from timed_machine import CHAINS, CHEAP, DEAR, PLAIN_SECONDS, SETTINGS, Machine, summary, tuned
 
-from eagle3.engine.draft import read_adaptive
 from eagle3.errors import InputError
 from eagle3.serving.tune.report import settings_table, write_tune_report
 from eagle3.serving.tune.schedule import schedule_lines, schedules
@@ -83,7 +82,7 @@ def test_the_commands_to_serve_with_have_the_window_that_was_searched_with(tmp_p
     said = report(tuned(Machine(CHEAP), draft_window=512), tmp_path)
     assert "--speculative-draft-window-size 512" in said and said.endswith(" draft_window=512")
     by_load = tuned(Machine(BY_LOAD, loads=tuple(LOADS)), loads=LOADS, timed=20, draft_window=512)
-    assert f"adaptive={tmp_path}/loads/adaptive.json draft_window=512 " in report(by_load, tmp_path / "loads")
+    assert " draft_window=512 launch.max_running_requests=22" in report(by_load, tmp_path / "loads")
 
 
 def test_the_table_has_the_plain_target_the_timed_settings_and_the_best_predicted_marked_as_such() -> None:
@@ -101,54 +100,51 @@ def test_lost_requests_are_reported(tmp_path: Path) -> None:
     assert "3 of 8 requests to the plain target at concurrency 4 failed" in report(found, tmp_path)
 
 
-# --- steps that change with the load ---------------------------------------------------------------------------------
+# --- the chain of each load, and two pools ---------------------------------------------------------------------------
 
 
-def test_each_load_gets_its_fastest_chain_or_none_in_adaptive_json(tmp_path: Path) -> None:
+def test_where_the_plain_target_is_faster_at_high_loads_the_advice_is_two_pools(tmp_path: Path) -> None:
     machine = Machine(BY_LOAD, loads=tuple(LOADS))
     found = tuned(machine, loads=LOADS, timed=20)
     assert sorted(machine.asked[1:]) == CHAINS  # type: ignore[type-var]
-    assert machine.asked_without == [({1: 6, 3: 4, 23: 0}, [64])]
-    assert found.steps() == {1: 6, 8: 4, 64: 0}
+    assert found.steps() == {1: 6, 8: 4, 64: 0} and found.plain_from() == 23  # halfway by ratio
+    chain = max(CHAINS, key=lambda chain: 1 / (machine.seconds(chain, 1) * machine.seconds(chain, 8)))
+    mean = PLAIN_SECONDS / math.sqrt(machine.seconds(chain, 1) * machine.seconds(chain, 8))
     said = report(found, tmp_path)
-    assert read_adaptive(str(tmp_path / "adaptive.json")) == {1: [6], 3: [4], 23: [0]}  # halfway by ratio
     assert "fastest: 1 at a time: 6 steps, 8 at a time: 4 steps, 64 at a time: no steps" in said
-    assert f"action=launch target.path=TARGET head=HEAD adaptive={tmp_path}/adaptive.json" in said
-    assert "64 at a time: 0.95 times the plain target's speed; serve this load without a head" in said
-    assert json.loads((tmp_path / "tune.json").read_text())["no_steps"]["64"]["tpot"]["median"] == 0.0105
+    assert "two pools of servers, with the head below 23 running requests, without it from there on:" in said
+    assert f"the {chain} has the highest mean speed-up (geometric) at 1, 8 at a time: {mean:.2f}" in said
+    assert "times the plain target's speed" not in said
+    with_head, without = (shlex.split(line)[2:] for line in said.splitlines() if "action=launch" in line)
+    run = serve_run("launch", *with_head[1:])
+    assert (run.head, run.shape, run.launch.max_running_requests) == ("HEAD", chain, 22)
+    assert without == ["action=launch", "target.path=TARGET"]
+    read = json.loads((tmp_path / "tune.json").read_text())
+    assert (read["steps"], read["plain_from"]) == ({"1": 6, "8": 4, "64": 0}, 23)
 
 
-@pytest.mark.parametrize("no_steps", [3.0, None], ids=["slower than a chain", "no server"])
-def test_a_load_keeps_its_chain_unless_not_to_draft_was_timed_and_is_faster(
-    no_steps: float | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    found = tuned(Machine(BY_LOAD, loads=tuple(LOADS), no_steps=no_steps), loads=LOADS, timed=20)
-    assert ("0 steps: " in caplog.text) is (no_steps is None)
-    assert found.lost() == [64] and found.steps() == {1: 6, 8: 4, 64: found.best(64).steps}
-    slower = found.speed_up(found.best(64), 64)
-    assert f"64 at a time: {slower:.2f} times the plain target's speed" in report(found, tmp_path)
+def test_where_a_chain_pays_at_the_highest_load_the_advice_is_one_pool(tmp_path: Path) -> None:
+    found = tuned(Machine(CHEAP, loads=(1, 8)), loads=[1, 8], timed=20)
+    said = report(found, tmp_path)
+    assert found.plain_from() is None and "one pool of servers, with the head:" in said
+    [command] = [line for line in said.splitlines() if "action=launch" in line]
+    assert f"steps={found.best(1, 8).steps} " in command and "max_running_requests" not in command
 
 
-def test_the_command_skips_the_heads_pass_where_a_load_has_no_steps_and_is_one_that_launch_takes(
-    tmp_path: Path,
-) -> None:
-    variable = "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"
-
-    def environment(no_steps: float) -> dict[str, Any] | None:
-        machine, folder = Machine(BY_LOAD, loads=tuple(LOADS), no_steps=no_steps), tmp_path / str(no_steps)
-        said = report(tuned(machine, loads=LOADS, timed=20), folder)
-        [command] = [line for line in said.splitlines() if "action=launch" in line]
-        _, _, action, *overrides = shlex.split(command)
-        return serve_run(action.removeprefix("action="), *overrides).launch.env
-
-    assert environment(1.05) == {variable: 1}
-    assert environment(3.0) is None  # a chain is faster
+def test_a_load_between_two_that_pay_is_named_and_does_not_end_the_pool_with_the_head(tmp_path: Path) -> None:
+    found = tuned(Machine(BY_LOAD, loads=(1, 2, 8, 64)), loads=[1, 2, 8, 64], timed=20)
+    found.plain[2] = summary(0.001, 2, None)
+    said = report(found, tmp_path)
+    assert found.steps()[2] == 0 and found.plain_from() == 23
+    slower = found.speed_up(found.best(1, 2, 8), 2)
+    assert f"at 2 at a time it has only {slower:.2f} times the plain target's speed" in said
+    assert said.count("at a time it has only") == 1
 
 
 def test_the_steps_of_each_load_are_told_to_three_servers(tmp_path: Path) -> None:
     said = report(tuned(Machine(BY_LOAD, loads=tuple(LOADS)), loads=LOADS, timed=20), tmp_path)
     told = json.loads((tmp_path / "tune.json").read_text())["schedules"]
-    assert told["SGLang"] == json.loads((tmp_path / "adaptive.json").read_text())
+    assert told["SGLang"] == {str(load): {"candidate_steps": [steps]} for load, steps in {1: 6, 3: 4, 23: 0}.items()}
     assert told["vLLM"] == {
         "method": "eagle3", "model": "HEAD", "num_speculative_tokens": 6,
         "num_speculative_tokens_per_batch_size": [[1, 2, 6], [3, 22, 4], [23, 64, 0]],
@@ -161,13 +157,14 @@ def test_the_steps_of_each_load_are_told_to_three_servers(tmp_path: Path) -> Non
         "decoding_type": "Eagle3", "speculative_model": "HEAD", "max_draft_len": 6,
         "draft_len_schedule": {2: 6, 22: 4, 64: 0},
     }  # fmt: skip
-    assert f"  SGLang: --speculative-adaptive-config {tmp_path}/adaptive.json, " in said
+    [sglang] = [line.partition(": ")[2] for line in said.splitlines() if line.startswith("  SGLang, file for ")]
+    assert json.loads(sglang) == told["SGLang"]
 
 
 def test_what_tensorrt_llm_cannot_be_told_is_said() -> None:
     told = schedules({1: 3, 3: 6}, 64, "HEAD")
     assert told["TensorRT-LLM"] is None and told["vLLM"] is not None
-    *_, last = schedule_lines(told, "FILE")
+    *_, last = schedule_lines(told)
     assert last == "TensorRT-LLM: cannot be told, its draft_len_schedule must begin with the longest chain"
 
 
@@ -179,6 +176,6 @@ def test_a_chain_begins_halfway_between_the_loads_that_differ() -> None:
 def test_where_nothing_pays_the_advice_is_the_plain_target(tmp_path: Path) -> None:
     slow = (0.05, 0.01, 0.01)
     assert "no setting beats the plain target at concurrency 4" in report(tuned(Machine(slow)), tmp_path)
-    machine = Machine(slow, loads=tuple(LOADS))
-    assert "no chain beats the plain target" in report(tuned(machine, loads=LOADS), tmp_path)
-    assert machine.asked_without == [] and not (tmp_path / "adaptive.json").exists()
+    by_load = tuned(Machine(slow, loads=tuple(LOADS)), loads=LOADS)
+    assert "no chain beats the plain target" in report(by_load, tmp_path)
+    assert "schedules" not in json.loads((tmp_path / "tune.json").read_text())
