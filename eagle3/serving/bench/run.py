@@ -108,6 +108,12 @@ def find_notes(loads: Sequence[MeasuredLoad], facts: Mapping[str, Any], plan: Be
     found = {}
     if not all(load.result.cache_flushed for load in loads):
         found["prefix cache"] = "a server refused to empty it: times to first token profit from earlier requests"
+    ends = [answer.finish_reason for load in loads for answer in load.result.complete]
+    if 2 * (cut := ends.count("length")) > len(ends):
+        found["short answers"] = (
+            f"{cut} of {len(ends)} were cut at max_new_tokens={plan.sampling['max_new_tokens']}: under a high load, "
+            f"starting requests takes much time, and less with answers as long as yours"
+        )
     most_requests = plan.settings.requests_per_place * max(plan.settings.concurrency)
     for name, conversations in plan.conversations.items():
         if most_requests > len(conversations):

@@ -109,10 +109,19 @@ def test_requests_end_where_the_answers_of_training_end_and_the_result_names_the
     assert more["origin"]["heads"] == {"head": {"path": str(exported), "sha256": weights}}
 
 
+def ended(load: MeasuredLoad, reason: str) -> MeasuredLoad:
+    answers = [replace(answer, finish_reason=reason) for answer in load.result.answers]
+    return replace(load, result=replace(load.result, answers=answers))
+
+
 def test_what_makes_numbers_less_comparable_is_noted(measured: tuple[Path, dict]) -> None:
     results = read_results(measured[0] / RESULTS)
     found = find_notes(results, {"server_info": measured[1]}, plan())
-    assert set(found) == {"chat", "code", "head server", "head server's scheduler"}
+    assert set(found) == {"chat", "code", "head server", "head server's scheduler", "short answers"}
+    answers = sum(len(load.result.answers) for load in results)
+    assert found["short answers"].startswith(f"{answers} of {answers} were cut at max_new_tokens=")
+    half = [ended(load, "stop" if load.prompt_set == "chat" else "length") for load in results]
+    assert "short answers" not in find_notes(half, {"server_info": {}}, plan())
     unflushed = MeasuredLoad("head", "chat", 1, 0, 0, LoadResult([], 1.0, 1.0, 0.0, cache_flushed=False))
     assert "prefix cache" in find_notes([*results, unflushed], {"server_info": {}}, plan())
 
