@@ -19,6 +19,8 @@ from eagle3.prompts.reading.shapes import (
     Layout,
     from_json,
     is_empty,
+    is_missing,
+    plain_name,
 )
 from eagle3.prompts.reading.tools import CALL_KEYS, OF_A_RESULT, Turn, holds_tools, with_tool_turns
 
@@ -55,11 +57,14 @@ GREETING = re.compile(
     re.IGNORECASE,
 )
 LONGEST_GREETING = 200  # characters
+LONG_CONTEXT = 80  # characters: a shorter one may be in a question by chance
 
 TOOL_ROLES = ("call", "tool")
 
 TEXT_PARTS = ("text", "input_text", "output_text")
 
+# A value of Python with texts in it, from its start to its end.
+PYTHON_VALUE = re.compile(r"\s*[\[{]+'[^'\n]*'\s*[:,\]].*[\]}]\s*", re.DOTALL)
 # A list of turns that was written with str() instead of json.dumps, as exports by pandas do.
 PYTHON_TURNS = re.compile(r"\s*\[\s*\{\s*'(?:role|content|from|value)'\s*:")
 
@@ -88,7 +93,7 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
     after = None
     while turns and turns[-1][0] not in last:
         after = turns.pop()
-    if turns and after and after[0] == "system" and not (keep_answers or _is_blank(shape.of_turn(after[1], "content"))):
+    if turns and after and after[0] == "system" and not (keep_answers or _is_none(shape.of_turn(after[1], "content"))):
         columns.notes.append(("system turn after the last question left out", None))
     if keep_answers and not turns:
         raise Refused("no assistant turn")
@@ -127,8 +132,8 @@ def _messages(turns: list[Turn], columns: Columns, *, keep_answers: bool) -> lis
     messages: list[dict[str, Any]] = []
     before = None
     for role, turn in turns:
-        # Many exports write a blank system turn for "none"; a template would still render its header.
-        if role == "system" and _is_blank(columns.shape.of_turn(turn, "content")):
+        # Many exports write a blank system turn, or "None", for none; a template would still render its header.
+        if role == "system" and _is_none(columns.shape.of_turn(turn, "content")):
             continue
         if role != "assistant" or keep_answers:
             message = _message(role, turn, columns)
@@ -137,16 +142,16 @@ def _messages(turns: list[Turn], columns: Columns, *, keep_answers: bool) -> lis
                 columns.notes.append(("user turns that follow each other joined", None))
             else:
                 messages.append(message)
-        elif columns.shape.keeps_history and (text := _given_text(turn, columns)):
+        elif columns.shape.keeps_history and (text := _given_text(columns.shape.of_turn(turn, "content"), columns)):
             messages.append({"role": "assistant", "content": text})
         before = role
     return messages
 
 
-def _given_text(turn: dict, columns: Columns) -> str | None:
+def _given_text(content: Any, columns: Columns) -> str | None:
     """Return the text of an answer, as a chat sends it with later turns; None if it has none."""
     try:
-        return _text(columns.shape.of_turn(turn, "content"), columns)
+        return _text(content, columns)
     except Refused:
         return None
 
@@ -159,7 +164,7 @@ def _add_options(messages: list[dict[str, Any]], columns: Columns) -> Options | 
         return options
     if len(questions) > 1:
         raise Refused(f"conversation with {options.columns[0]}")
-    questions[0]["content"] += BETWEEN_MESSAGES + "\n".join(options.lines)
+    questions[0]["content"] += BETWEEN_MESSAGES + _text("\n".join(options.lines), columns)
     columns.notes.append(("options added to the question", None))
     return options
 
@@ -181,8 +186,8 @@ def _turns(columns: Columns) -> list[dict]:
     kind, name = columns.conversation_kind(), columns.conversation_column()
     if kind is None or name is None:  # the columns have other names, or they are empty
         _require_turns_nowhere_else(columns.row, columns.shape)
-        names = {name.lower() for kind in CONVERSATION for name in columns.shape.fields[kind]}
-        found = any(str(column).lower() in names for column in columns.row)
+        wanted = [each for column in columns.row for each in columns.shape.wanted_of(column)]
+        found = any(kind in CONVERSATION and not inside for _, kind, _, inside in wanted)
         raise Refused("no user turn" if found else "no column of messages or prompts")
     turns = columns.first(kind)
     if isinstance(turns, str) and PYTHON_TURNS.match(turns):
@@ -221,8 +226,13 @@ def _of_prompt(text: str, columns: Columns) -> list[dict]:
     context = columns.context()
     if context is not None and not isinstance(context, str):
         raise Refused("context is not text")
+    if context and len(context) >= LONG_CONTEXT and context in text:
+        context = None  # the text was made of it
     if context:
         columns.notes.append(("added to the question", columns.context_column()))
+    for column, value in columns.row.items():
+        if plain_name(column) in TURN_OF and not is_empty(value):
+            columns.notes.append(("question without earlier ones of its conversation, if there are any", column))
     return [columns.shape.turn("user", f"{text}\n\n{context}" if context else text)]
 
 
@@ -231,18 +241,18 @@ def _is_one_turn(columns: Columns) -> bool:
     role = columns.shape.role_of(columns.shape.of_turn(columns.row, "role"))
     if columns.name("part_of") or role not in (None, "user") or columns.row.get("type") == "message":  # Slack's
         return True
-    if not TURN_NUMBERS.isdisjoint(str(column).lower() for column in columns.row):
+    if not TURN_NUMBERS.isdisjoint(map(plain_name, columns.row)):
         return True
     # The first turn of a tree has a column for the parent, without a value.
-    is_first = any(name in columns.row for name in columns.shape.fields["part_of"])
-    return role is not None and not is_first and any(name in columns.row for name in TURN_OF)
+    is_first = any(kind == "part_of" for column in columns.row for _, kind, *_ in columns.shape.wanted_of(column))
+    return role is not None and not is_first
 
 
 def _with_columns(turns: list[Turn], columns: Columns) -> list[Turn]:
     """Add the system turn and the answer from columns of their own, if the turns have none."""
     system, answer = columns.first("system"), columns.first("answer")
     in_turns = [columns.shape.of_turn(turn, "content") for role, turn in turns if role == "system"]
-    in_turns = [content for content in in_turns if not _is_blank(content)]
+    in_turns = [content for content in in_turns if not _is_none(content)]
     if system is not None and in_turns and [system] != in_turns:
         raise Refused("another system prompt in a column than in the turns")
     if system is not None and not in_turns:
@@ -266,13 +276,20 @@ def _role(turn: dict, shape: Layout) -> str:
 
 
 def _is_blank(content: Any) -> bool:
-    return content is None or (isinstance(content, str) and not content.strip())
+    """Tell whether a content shows nothing: spaces, and signs without a width, such as U+200B."""
+    if not isinstance(content, str):
+        return content is None
+    return not any(each.isprintable() and not each.isspace() for each in content)
+
+
+def _is_none(content: Any) -> bool:
+    return _is_blank(content) or is_missing(content)
 
 
 def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
     shape = columns.shape
     for part in REASONING if role == "call" else PARTS_BESIDE_CONTENT:
-        if turn.get(part):
+        if turn.get(part) and not is_empty(turn[part]):
             way_out = ": docs/how-to/moving.md has a script that joins them" if part in REASONING else ""
             raise Refused(f"turn with {part} next to its content{way_out}")
     for name in shape.fields["attachments"]:  # Ollama's messages have `images`
@@ -286,14 +303,38 @@ def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
             columns.notes.append((UNREAD_KEY, name))
     content = shape.of_turn(turn, "content")
     text = _text("" if role == "call" and content is None else content, columns)
-    if role == "user" and not text.strip():
-        raise Refused("empty user turn")
+    for name in shape.fields["content"]:
+        other = turn.get(name)
+        if other is not content and not is_empty(other) and (_given_text(other, columns) or "").split() != text.split():
+            columns.notes.append((UNREAD_KEY, name))
+    if role == "user":
+        _require_text(text, columns)
     message = {"role": role, "content": text}
     if role == "call":
         return {**message, "role": "assistant", "tool_calls": turn["tool_calls"], **_made(turn)}
     if role == "tool":
         return message | {key: turn[key] for key in ("tool_call_id", "name") if key in turn}
     return message | _made(turn) if role == "assistant" else message
+
+
+def _require_text(text: str, columns: Columns) -> None:
+    """Refuse a user turn without text, or with turns as JSON; note one that is a value of JSON or Python.
+
+    It may be a list or an object of a column that an export wrote as text, or a user's question.
+    """
+    if _is_blank(text):
+        raise Refused("empty user turn")
+    value = from_json(text) if text.lstrip().startswith(("{", "[", '"')) else None
+    parts, shape = value if isinstance(value, list) else [value], columns.shape
+    roles = [shape.role_of(shape.of_turn(part, "role")) for part in parts if shape.is_turns([part])]
+    if any(roles) or any(map(_is_text_part, parts)):
+        raise Refused("user turn with turns or their parts as JSON text: write them as JSON")
+    if value is not None or PYTHON_VALUE.fullmatch(text):
+        columns.notes.append(("user turn that is a value of JSON or Python", columns.conversation_column()))
+
+
+def _is_text_part(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") in TEXT_PARTS and isinstance(value.get("text"), str)
 
 
 def _made(turn: dict) -> dict[str, Any]:
@@ -329,7 +370,6 @@ def _text(content: Any, columns: Columns) -> str:
 
 
 def _part(part: Any) -> str:
-    text = part.get("text") if isinstance(part, dict) else None
-    if isinstance(text, str) and (part.get("type") in TEXT_PARTS or len(part) == 1):  # Bedrock's have no type
-        return text
+    if _is_text_part(part) or (isinstance(part, dict) and [*part] == ["text"] and isinstance(part["text"], str)):
+        return part["text"]  # Bedrock's have no type
     raise Refused("content with parts other than text")

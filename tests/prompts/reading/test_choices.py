@@ -22,6 +22,8 @@ LISTED = "Which?\n\nA. rain\nB. snow\nC. hail"
         ({"A": "rain", "B": "snow", "C": "hail", "answer": "B"}, LISTED),
         ({"option1": "rain", "option2": "snow", "option3": "hail", "option4": ""}, LISTED),
         ({"Option_A": "rain", "Option_B": "snow", "Option_C": "hail"}, LISTED),
+        ({"optionA": "rain", "optionB": "snow", "optionC": "hail", "optionD": float("nan")}, LISTED),
+        ({"Choice-1": "rain", "Choice-2": "snow", "Choice-3": "hail"}, LISTED),
         ({"option_0": "rain", "option_1": "snow", "option_2": "hail"}, LISTED),
         ({"opa": "rain", "opb": "snow", "opc": "hail"}, LISTED),
         ({"distractor2": "snow", "distractor1": "hail", "correct_answer": "arid"},
@@ -45,6 +47,7 @@ def test_options_follow_their_question(row: dict, text: str) -> None:
     [
         {"messages": users("Which?\n(A) rain\n(B) snow"), "choices": ["rain", "snow"]},
         {"messages": users("a"), "choices": [{"index": 0, "message": {"role": "assistant", "content": "b"}}]},
+        {"prompt": "a", "option_a": float("nan"), "option_b": float("nan"), "choices": float("nan")},
         {"prompt": "a", "A": "one letter is no list"},
         {"prompt": "a", "options": {"temperature": 0.1, "stop": ["\n"]}},
         {"turns": ["- rain\n- snow", "b"], "choices": ["rain", "snow"]},
