@@ -66,7 +66,9 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 # A value of Python with texts in it, from its start to its end.
 PYTHON_VALUE = re.compile(r"\s*[\[{]+'[^'\n]*'\s*[:,\]].*[\]}]\s*", re.DOTALL)
 # A list of turns that was written with str() instead of json.dumps, as exports by pandas do.
-PYTHON_TURNS = re.compile(r"\s*\[\s*\{\s*'(?:role|content|from|value)'\s*:")
+PYTHON_TURNS = re.compile(
+    r"\s*(?:array\()?\[\s*(?:\{\s*'(?:role|content|from|value)'\s*:|(?:Human|AI|System|Chat)Message\()"
+)
 
 OF_SPECULATORS = ("input_ids", "loss_mask")  # with the rendered text, but without a conversation
 
@@ -85,6 +87,9 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
     turns = [(_role(turn, shape), turn) for turn in _turns(columns)]
     require_in_order(turns)
     turns = _with_columns(turns, columns)
+    roles = "".join(role[0] for role, _ in turns)
+    if re.fullmatch("[su]*us+u[su]*", roles):  # some data sets call the answering side so
+        columns.notes.append(("system turns between questions without answers", None))
     if shape.keeps_tools:
         turns = with_tool_turns(turns, columns, keep_answers=keep_answers)
     elif any(role in TOOL_ROLES for role, _ in turns):
@@ -325,7 +330,8 @@ def _require_text(text: str, columns: Columns) -> None:
     if _is_blank(text):
         raise Refused("empty user turn")
     value = from_json(text) if text.lstrip().startswith(("{", "[", '"')) else None
-    parts, shape = value if isinstance(value, list) else [value], columns.shape
+    parts: list[Any] = value if isinstance(value, list) else [value]
+    shape = columns.shape
     roles = [shape.role_of(shape.of_turn(part, "role")) for part in parts if shape.is_turns([part])]
     if any(roles) or any(map(_is_text_part, parts)):
         raise Refused("user turn with turns or their parts as JSON text: write them as JSON")

@@ -212,7 +212,7 @@ def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
         names = ", ".join(arrays[:NAMED_KEYS])
         raise InputError(f"{file} is one JSON object with several arrays of rows ({names}); make a file of each")
     # What stands next to the array, such as a licence, is said of each row.
-    others = {key: part for key, part in value.items() if key.lower() != "id" and not isinstance(part, list | dict)}
+    others = {key: part for key, part in value.items() if key.lower() != "id" and key not in arrays}
     return [{**others, **row} if isinstance(row, dict) else row for row in value[arrays[0]]]
 
 

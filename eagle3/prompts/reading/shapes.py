@@ -136,7 +136,7 @@ class Layout:
         wanted = self.wanted.get(first, ())
         if not dot:
             return wanted
-        rests = [(*each, _rest(inside, others)) for *each, inside in wanted]
+        rests = [(rank, kind, name, _rest(inside, others)) for rank, kind, name, inside in wanted]
         return [(rank, kind, name, rest) for rank, kind, name, rest in rests if rest is not None]
 
     def read(self, row: dict | list) -> "Columns":

@@ -18,7 +18,7 @@ from object_stores import running_store
 from prompt_stage import Prepare, chat, read_file, some_rows, texts, users, write
 
 from eagle3.errors import InputError
-from eagle3.prompts import Prompt, plain_source
+from eagle3.prompts import Prompt, Refused, plain_source
 from eagle3.prompts.reading.formats import BLANK, chunk_rows, cut
 from eagle3.prompts.reading.shapes import shape_of
 
@@ -204,6 +204,15 @@ def test_what_an_object_says_next_to_its_array_holds_for_each_row(tmp_path: Path
     wrapped = {"license": "GPL-3.0-only", "data": [{"prompt": "a"}, {"prompt": "b", "license": "MIT"}]}
     (tmp_path / "a.json").write_text(json.dumps(wrapped))
     assert [row.license for row in read_file(tmp_path / "a.json")] == ["GPL-3.0-only", "MIT"]
+    wrapped = {
+        "metadata": {"license": "MIT"},
+        "tools": [{"name": "f"}],
+        "data": [{"prompt": "a"}, {"prompt": "b", "tools": []}],
+    }
+    (tmp_path / "a.json").write_text(json.dumps(wrapped))
+    first, second = read_file(tmp_path / "a.json")
+    assert isinstance(first, Refused) and first.reason == "row with tools"
+    assert isinstance(second, Prompt) and second.license == "MIT"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from eagle3.prompts.reading.shapes import shape_of
 NAN = float("nan")
 RAIN = "rain " * 20
 SYSTEM = {"role": "system", "content": "Be brief."}
+TURNS_OF_PYTHON = "turns as Python writes them, not JSON: write the column with json.dumps"
 VALUE = "user turn that is a value of JSON or Python"
 TURNS_AS_TEXT = "user turn with turns or their parts as JSON text: write them as JSON"
 
@@ -122,8 +123,10 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tup
         ({"role": "prompter", "text": "b", "parent_id": "1"}, "one turn of a conversation"),
         ({"role": "user", "text": "b", "conversation_id": "1", "turn": 2}, "one turn of a conversation"),
         ({"type": "message", "user": "U1", "text": "b", "parent_user_id": "U2"}, "one turn of a conversation"),
-        ({"prompt": str(users("a"))}, "turns as Python writes them, not JSON: write the column with json.dumps"),
-        ({"messages": str(users("a"))}, "turns as Python writes them, not JSON: write the column with json.dumps"),
+        ({"prompt": str(users("a"))}, TURNS_OF_PYTHON),
+        ({"prompt": f"array({users('a')}, dtype=object)"}, TURNS_OF_PYTHON),
+        ({"input": "[HumanMessage(content='a')]"}, TURNS_OF_PYTHON),
+        ({"messages": str(users("a"))}, TURNS_OF_PYTHON),
         ({"sender": "bot", "text": "b"}, "one turn of a conversation"),
         ({"type": "message", "user": "U1", "text": "b"}, "one turn of a conversation"),
         ({"text": "b", "parentMessageId": "1"}, "one turn of a conversation"),
@@ -257,6 +260,7 @@ def test_what_stands_next_to_the_known_names_is_counted(prepare: Prepare) -> Non
         ({"messages": users(json.dumps("a"))}, (VALUE, "messages")),
         ({"prompt": "['a', 'b']"}, (VALUE, "prompt")),
         ({"prompt": json.dumps({"from": "USD", "value": 1})}, (VALUE, "prompt")),
+        ({"messages": [*users("a"), SYSTEM, *users("b")]}, ("system turns between questions without answers", None)),
         ({"prompt": "a", "Prompt": "b"}, ("column not read", "Prompt")),
         ({"messages": [{**users("a")[0], "text": "b"}]}, ("key of turns not read", "text")),
         ({"instruction": "Translate.", "source": "It was a dark and stormy night at sea."},
@@ -264,6 +268,7 @@ def test_what_stands_next_to_the_known_names_is_counted(prepare: Prepare) -> Non
         ({"id": "1", "conversation_id": "2", "query": "And then?"},
          ("question without earlier ones of its conversation, if there are any", "conversation_id")),
         ({"prompt": "a", "Prompt": "a"}, None),
+        ({"messages": [SYSTEM, *users("a"), {"role": "assistant", "content": "x"}, SYSTEM, *users("b")]}, None),
         ({"messages": [{**users([{"text": "a"}])[0], "text": "a "}]}, None),
         ({"prompt": "[sic] 'a'", "source": "Stack Exchange: rain and snow"}, None),
         ({"prompt": "a", "session_id": None}, None),
