@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 from eagle3.prompts.reading.choices import Options, read_options
+from eagle3.prompts.reading.content import is_none, require_text, text_of
 from eagle3.prompts.reading.media import has_placeholder, is_file
 from eagle3.prompts.reading.order import require_in_order
-from eagle3.prompts.reading.prompt import Refused, is_unicode
+from eagle3.prompts.reading.prompt import Refused
 from eagle3.prompts.reading.rendered import RENDERED, is_rendered
 from eagle3.prompts.reading.shapes import (
     CONVERSATION,
@@ -19,7 +20,6 @@ from eagle3.prompts.reading.shapes import (
     Layout,
     from_json,
     is_empty,
-    is_missing,
     plain_name,
 )
 from eagle3.prompts.reading.tools import CALL_KEYS, OF_A_RESULT, Turn, holds_tools, with_tool_turns
@@ -43,7 +43,6 @@ UNREAD_COLUMN, UNREAD_KEY = "column not read", "key of turns not read"
 
 DEEPEST = 4  # objects in each other that are searched for turns
 
-BETWEEN_PARTS = "\n"  # as vLLM joins them; SGLang puts a space, which would run into code and lists
 BETWEEN_MESSAGES = "\n\n"
 
 # Of a help desk's first turn. Data sets that were split also begin with a turn of the assistant, out of its context.
@@ -61,10 +60,6 @@ LONG_CONTEXT = 80  # characters: a shorter one may be in a question by chance
 
 TOOL_ROLES = ("call", "tool")
 
-TEXT_PARTS = ("text", "input_text", "output_text")
-
-# A value of Python with texts in it, from its start to its end.
-PYTHON_VALUE = re.compile(r"\s*[\[{]+'[^'\n]*'\s*[:,\]].*[\]}]\s*", re.DOTALL)
 # A list of turns that was written with str() instead of json.dumps, as exports by pandas do.
 PYTHON_TURNS = re.compile(
     r"\s*(?:array\()?\[\s*(?:\{\s*'(?:role|content|from|value)'\s*:|(?:Human|AI|System|Chat)Message\()"
@@ -98,7 +93,7 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
     after = None
     while turns and turns[-1][0] not in last:
         after = turns.pop()
-    if turns and after and after[0] == "system" and not (keep_answers or _is_none(shape.of_turn(after[1], "content"))):
+    if turns and after and after[0] == "system" and not (keep_answers or is_none(shape.of_turn(after[1], "content"))):
         columns.notes.append(("system turn after the last question left out", None))
     if keep_answers and not turns:
         raise Refused("no assistant turn")
@@ -138,7 +133,7 @@ def _messages(turns: list[Turn], columns: Columns, *, keep_answers: bool) -> lis
     before = None
     for role, turn in turns:
         # Many exports write a blank system turn, or "None", for none; a template would still render its header.
-        if role == "system" and _is_none(columns.shape.of_turn(turn, "content")):
+        if role == "system" and is_none(columns.shape.of_turn(turn, "content")):
             continue
         if role != "assistant" or keep_answers:
             message = _message(role, turn, columns)
@@ -156,7 +151,7 @@ def _messages(turns: list[Turn], columns: Columns, *, keep_answers: bool) -> lis
 def _given_text(content: Any, columns: Columns) -> str | None:
     """Return the text of an answer, as a chat sends it with later turns; None if it has none."""
     try:
-        return _text(content, columns)
+        return text_of(content, columns)
     except Refused:
         return None
 
@@ -169,7 +164,7 @@ def _add_options(messages: list[dict[str, Any]], columns: Columns) -> Options | 
         return options
     if len(questions) > 1:
         raise Refused(f"conversation with {options.columns[0]}")
-    questions[0]["content"] += BETWEEN_MESSAGES + _text("\n".join(options.lines), columns)
+    questions[0]["content"] += BETWEEN_MESSAGES + text_of("\n".join(options.lines), columns)
     columns.notes.append(("options added to the question", None))
     return options
 
@@ -257,7 +252,7 @@ def _with_columns(turns: list[Turn], columns: Columns) -> list[Turn]:
     """Add the system turn and the answer from columns of their own, if the turns have none."""
     system, answer = columns.first("system"), columns.first("answer")
     in_turns = [columns.shape.of_turn(turn, "content") for role, turn in turns if role == "system"]
-    in_turns = [content for content in in_turns if not _is_none(content)]
+    in_turns = [content for content in in_turns if not is_none(content)]
     if system is not None and in_turns and [system] != in_turns:
         raise Refused("another system prompt in a column than in the turns")
     if system is not None and not in_turns:
@@ -280,17 +275,6 @@ def _role(turn: dict, shape: Layout) -> str:
     return role
 
 
-def _is_blank(content: Any) -> bool:
-    """Tell whether a content shows nothing: spaces, and signs without a width, such as U+200B."""
-    if not isinstance(content, str):
-        return content is None
-    return not any(each.isprintable() and not each.isspace() for each in content)
-
-
-def _is_none(content: Any) -> bool:
-    return _is_blank(content) or is_missing(content)
-
-
 def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
     shape = columns.shape
     for part in REASONING if role == "call" else PARTS_BESIDE_CONTENT:
@@ -307,40 +291,19 @@ def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
                 raise Refused("turn with a file of image, sound or video", name=name)
             columns.notes.append((UNREAD_KEY, name))
     content = shape.of_turn(turn, "content")
-    text = _text("" if role == "call" and content is None else content, columns)
+    text = text_of("" if role == "call" and content is None else content, columns)
     for name in shape.fields["content"]:
         other = turn.get(name)
         if other is not content and not is_empty(other) and (_given_text(other, columns) or "").split() != text.split():
             columns.notes.append((UNREAD_KEY, name))
     if role == "user":
-        _require_text(text, columns)
+        require_text(text, columns)
     message = {"role": role, "content": text}
     if role == "call":
         return {**message, "role": "assistant", "tool_calls": turn["tool_calls"], **_made(turn)}
     if role == "tool":
         return message | {key: turn[key] for key in ("tool_call_id", "name") if key in turn}
     return message | _made(turn) if role == "assistant" else message
-
-
-def _require_text(text: str, columns: Columns) -> None:
-    """Refuse a user turn without text, or with turns as JSON; note one that is a value of JSON or Python.
-
-    It may be a list or an object of a column that an export wrote as text, or a user's question.
-    """
-    if _is_blank(text):
-        raise Refused("empty user turn")
-    value = from_json(text) if text.lstrip().startswith(("{", "[", '"')) else None
-    parts: list[Any] = value if isinstance(value, list) else [value]
-    shape = columns.shape
-    roles = [shape.role_of(shape.of_turn(part, "role")) for part in parts if shape.is_turns([part])]
-    if any(roles) or any(map(_is_text_part, parts)):
-        raise Refused("user turn with turns or their parts as JSON text: write them as JSON")
-    if value is not None or PYTHON_VALUE.fullmatch(text):
-        columns.notes.append(("user turn that is a value of JSON or Python", columns.conversation_column()))
-
-
-def _is_text_part(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") in TEXT_PARTS and isinstance(value.get("text"), str)
 
 
 def _made(turn: dict) -> dict[str, Any]:
@@ -361,21 +324,3 @@ def _made(turn: dict) -> dict[str, Any]:
 
 def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(each) is int and each >= 0 for each in value)
-
-
-def _text(content: Any, columns: Columns) -> str:
-    if isinstance(content, list):
-        if len(content) > 1:
-            columns.notes.append(("text parts of a turn joined", None))
-        content = BETWEEN_PARTS.join(_part(part) for part in content)
-    if not isinstance(content, str):
-        raise Refused("content is not text")
-    if not is_unicode(content):
-        raise Refused("content is not valid Unicode")
-    return content
-
-
-def _part(part: Any) -> str:
-    if _is_text_part(part) or (isinstance(part, dict) and [*part] == ["text"] and isinstance(part["text"], str)):
-        return part["text"]  # Bedrock's have no type
-    raise Refused("content with parts other than text")
