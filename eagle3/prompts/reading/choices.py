@@ -6,9 +6,10 @@ from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from eagle3.prompts.reading.prompt import Refused
-from eagle3.prompts.reading.shapes import Columns, from_json
+from eagle3.prompts.reading.shapes import Columns, from_json, is_empty
 
 SUFFIX = re.compile(r"[ _]?(?:\d|[a-f])$", re.IGNORECASE)  # of a column that holds one of several options
+OF_PYTHON = re.compile(r"\s*[\[{]\s*['\"]")  # a list or an object of texts, if it is no JSON
 LABELLED = re.compile(r"\s*\(?(?:[A-Za-z]|\d{1,2})\s*[).:]")
 OF_A_RESPONSE = ("message", "delta", "finish_reason", "logprobs")  # keys of a completion's `choices`
 DISTRACTOR = "distractor"
@@ -34,7 +35,10 @@ def read_options(columns: Columns) -> Options | None:
         return None
     name, value = found[0]
     if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
-        value = from_json(value)
+        text, value = value, from_json(value)
+        if value is None and OF_PYTHON.match(text):
+            raise Refused(f"row with {name} as Python writes them, not JSON")
+        value = text if value is None else value
     if isinstance(value, dict | list):
         return _of_value(name, value)
     stem = SUFFIX.sub("", name)
@@ -55,7 +59,7 @@ def _of_value(name: str, value: dict | list) -> Options | None:
     if isinstance(value, dict):  # {"text": […], "label": […]} or {"A": …, "B": …}
         texts, labels = value.get("text"), value.get("label")
         if not isinstance(texts, list):
-            value = {label: text for label, text in value.items() if text is not None}  # filled in by tables
+            value = {label: text for label, text in value.items() if not is_empty(text)}  # filled in by tables
             texts, labels = list(value.values()), list(value)
             if any(len(label) > LONGEST_LABEL and not isinstance(text, str) for label, text in value.items()):
                 return None  # settings of a request, as Ollama's {"num_ctx": 4096}
@@ -74,7 +78,7 @@ def _of_value(name: str, value: dict | list) -> Options | None:
 
 
 def _has_parts(value: Any) -> bool:
-    return not isinstance(value, str | int | float)
+    return not isinstance(value, str | int | float) or value != value  # NaN
 
 
 def _labelled(texts: list[str]) -> list[str]:

@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 from eagle3.prompts.reading.choices import Options, read_options
+from eagle3.prompts.reading.content import is_none, require_text, text_of
 from eagle3.prompts.reading.media import has_placeholder, is_file
 from eagle3.prompts.reading.order import require_in_order
-from eagle3.prompts.reading.prompt import Refused, is_unicode
+from eagle3.prompts.reading.prompt import Refused
 from eagle3.prompts.reading.rendered import RENDERED, is_rendered
 from eagle3.prompts.reading.shapes import (
     CONVERSATION,
@@ -19,6 +20,7 @@ from eagle3.prompts.reading.shapes import (
     Layout,
     from_json,
     is_empty,
+    plain_name,
 )
 from eagle3.prompts.reading.tools import CALL_KEYS, OF_A_RESULT, Turn, holds_tools, with_tool_turns
 
@@ -41,7 +43,6 @@ UNREAD_COLUMN, UNREAD_KEY = "column not read", "key of turns not read"
 
 DEEPEST = 4  # objects in each other that are searched for turns
 
-BETWEEN_PARTS = "\n"  # as vLLM joins them; SGLang puts a space, which would run into code and lists
 BETWEEN_MESSAGES = "\n\n"
 
 # Of a help desk's first turn. Data sets that were split also begin with a turn of the assistant, out of its context.
@@ -55,13 +56,14 @@ GREETING = re.compile(
     re.IGNORECASE,
 )
 LONGEST_GREETING = 200  # characters
+LONG_CONTEXT = 80  # characters: a shorter one may be in a question by chance
 
 TOOL_ROLES = ("call", "tool")
 
-TEXT_PARTS = ("text", "input_text", "output_text")
-
 # A list of turns that was written with str() instead of json.dumps, as exports by pandas do.
-PYTHON_TURNS = re.compile(r"\s*\[\s*\{\s*'(?:role|content|from|value)'\s*:")
+PYTHON_TURNS = re.compile(
+    r"\s*(?:array\()?\[\s*(?:\{\s*'(?:role|content|from|value)'\s*:|(?:Human|AI|System|Chat)Message\()"
+)
 
 OF_SPECULATORS = ("input_ids", "loss_mask")  # with the rendered text, but without a conversation
 
@@ -80,6 +82,9 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
     turns = [(_role(turn, shape), turn) for turn in _turns(columns)]
     require_in_order(turns)
     turns = _with_columns(turns, columns)
+    roles = "".join(role[0] for role, _ in turns)
+    if re.fullmatch("[su]*us+u[su]*", roles):  # some data sets call the answering side so
+        columns.notes.append(("system turns between questions without answers", None))
     if shape.keeps_tools:
         turns = with_tool_turns(turns, columns, keep_answers=keep_answers)
     elif any(role in TOOL_ROLES for role, _ in turns):
@@ -88,7 +93,7 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
     after = None
     while turns and turns[-1][0] not in last:
         after = turns.pop()
-    if turns and after and after[0] == "system" and not (keep_answers or _is_blank(shape.of_turn(after[1], "content"))):
+    if turns and after and after[0] == "system" and not (keep_answers or is_none(shape.of_turn(after[1], "content"))):
         columns.notes.append(("system turn after the last question left out", None))
     if keep_answers and not turns:
         raise Refused("no assistant turn")
@@ -127,8 +132,8 @@ def _messages(turns: list[Turn], columns: Columns, *, keep_answers: bool) -> lis
     messages: list[dict[str, Any]] = []
     before = None
     for role, turn in turns:
-        # Many exports write a blank system turn for "none"; a template would still render its header.
-        if role == "system" and _is_blank(columns.shape.of_turn(turn, "content")):
+        # Many exports write a blank system turn, or "None", for none; a template would still render its header.
+        if role == "system" and is_none(columns.shape.of_turn(turn, "content")):
             continue
         if role != "assistant" or keep_answers:
             message = _message(role, turn, columns)
@@ -137,16 +142,16 @@ def _messages(turns: list[Turn], columns: Columns, *, keep_answers: bool) -> lis
                 columns.notes.append(("user turns that follow each other joined", None))
             else:
                 messages.append(message)
-        elif columns.shape.keeps_history and (text := _given_text(turn, columns)):
+        elif columns.shape.keeps_history and (text := _given_text(columns.shape.of_turn(turn, "content"), columns)):
             messages.append({"role": "assistant", "content": text})
         before = role
     return messages
 
 
-def _given_text(turn: dict, columns: Columns) -> str | None:
+def _given_text(content: Any, columns: Columns) -> str | None:
     """Return the text of an answer, as a chat sends it with later turns; None if it has none."""
     try:
-        return _text(columns.shape.of_turn(turn, "content"), columns)
+        return text_of(content, columns)
     except Refused:
         return None
 
@@ -159,7 +164,7 @@ def _add_options(messages: list[dict[str, Any]], columns: Columns) -> Options | 
         return options
     if len(questions) > 1:
         raise Refused(f"conversation with {options.columns[0]}")
-    questions[0]["content"] += BETWEEN_MESSAGES + "\n".join(options.lines)
+    questions[0]["content"] += BETWEEN_MESSAGES + text_of("\n".join(options.lines), columns)
     columns.notes.append(("options added to the question", None))
     return options
 
@@ -181,8 +186,8 @@ def _turns(columns: Columns) -> list[dict]:
     kind, name = columns.conversation_kind(), columns.conversation_column()
     if kind is None or name is None:  # the columns have other names, or they are empty
         _require_turns_nowhere_else(columns.row, columns.shape)
-        names = {name.lower() for kind in CONVERSATION for name in columns.shape.fields[kind]}
-        found = any(str(column).lower() in names for column in columns.row)
+        wanted = [each for column in columns.row for each in columns.shape.wanted_of(column)]
+        found = any(kind in CONVERSATION and not inside for _, kind, _, inside in wanted)
         raise Refused("no user turn" if found else "no column of messages or prompts")
     turns = columns.first(kind)
     if isinstance(turns, str) and PYTHON_TURNS.match(turns):
@@ -221,8 +226,13 @@ def _of_prompt(text: str, columns: Columns) -> list[dict]:
     context = columns.context()
     if context is not None and not isinstance(context, str):
         raise Refused("context is not text")
+    if context and len(context) >= LONG_CONTEXT and context in text:
+        context = None  # the text was made of it
     if context:
         columns.notes.append(("added to the question", columns.context_column()))
+    for column, value in columns.row.items():
+        if plain_name(column) in TURN_OF and not is_empty(value):
+            columns.notes.append(("question without earlier ones of its conversation, if there are any", column))
     return [columns.shape.turn("user", f"{text}\n\n{context}" if context else text)]
 
 
@@ -231,18 +241,18 @@ def _is_one_turn(columns: Columns) -> bool:
     role = columns.shape.role_of(columns.shape.of_turn(columns.row, "role"))
     if columns.name("part_of") or role not in (None, "user") or columns.row.get("type") == "message":  # Slack's
         return True
-    if not TURN_NUMBERS.isdisjoint(str(column).lower() for column in columns.row):
+    if not TURN_NUMBERS.isdisjoint(map(plain_name, columns.row)):
         return True
     # The first turn of a tree has a column for the parent, without a value.
-    is_first = any(name in columns.row for name in columns.shape.fields["part_of"])
-    return role is not None and not is_first and any(name in columns.row for name in TURN_OF)
+    is_first = any(kind == "part_of" for column in columns.row for _, kind, *_ in columns.shape.wanted_of(column))
+    return role is not None and not is_first
 
 
 def _with_columns(turns: list[Turn], columns: Columns) -> list[Turn]:
     """Add the system turn and the answer from columns of their own, if the turns have none."""
     system, answer = columns.first("system"), columns.first("answer")
     in_turns = [columns.shape.of_turn(turn, "content") for role, turn in turns if role == "system"]
-    in_turns = [content for content in in_turns if not _is_blank(content)]
+    in_turns = [content for content in in_turns if not is_none(content)]
     if system is not None and in_turns and [system] != in_turns:
         raise Refused("another system prompt in a column than in the turns")
     if system is not None and not in_turns:
@@ -265,14 +275,10 @@ def _role(turn: dict, shape: Layout) -> str:
     return role
 
 
-def _is_blank(content: Any) -> bool:
-    return content is None or (isinstance(content, str) and not content.strip())
-
-
 def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
     shape = columns.shape
     for part in REASONING if role == "call" else PARTS_BESIDE_CONTENT:
-        if turn.get(part):
+        if turn.get(part) and not is_empty(turn[part]):
             way_out = ": docs/how-to/moving.md has a script that joins them" if part in REASONING else ""
             raise Refused(f"turn with {part} next to its content{way_out}")
     for name in shape.fields["attachments"]:  # Ollama's messages have `images`
@@ -285,9 +291,13 @@ def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
                 raise Refused("turn with a file of image, sound or video", name=name)
             columns.notes.append((UNREAD_KEY, name))
     content = shape.of_turn(turn, "content")
-    text = _text("" if role == "call" and content is None else content, columns)
-    if role == "user" and not text.strip():
-        raise Refused("empty user turn")
+    text = text_of("" if role == "call" and content is None else content, columns)
+    for name in shape.fields["content"]:
+        other = turn.get(name)
+        if other is not content and not is_empty(other) and (_given_text(other, columns) or "").split() != text.split():
+            columns.notes.append((UNREAD_KEY, name))
+    if role == "user":
+        require_text(text, columns)
     message = {"role": role, "content": text}
     if role == "call":
         return {**message, "role": "assistant", "tool_calls": turn["tool_calls"], **_made(turn)}
@@ -314,22 +324,3 @@ def _made(turn: dict) -> dict[str, Any]:
 
 def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(each) is int and each >= 0 for each in value)
-
-
-def _text(content: Any, columns: Columns) -> str:
-    if isinstance(content, list):
-        if len(content) > 1:
-            columns.notes.append(("text parts of a turn joined", None))
-        content = BETWEEN_PARTS.join(_part(part) for part in content)
-    if not isinstance(content, str):
-        raise Refused("content is not text")
-    if not is_unicode(content):
-        raise Refused("content is not valid Unicode")
-    return content
-
-
-def _part(part: Any) -> str:
-    text = part.get("text") if isinstance(part, dict) else None
-    if isinstance(text, str) and (part.get("type") in TEXT_PARTS or len(part) == 1):  # Bedrock's have no type
-        return text
-    raise Refused("content with parts other than text")

@@ -12,7 +12,8 @@ from typing import Any
 import fsspec
 
 from eagle3.errors import InputError
-from eagle3.prompts.reading.shapes import TURN_OF, UNREAD, Layout, from_json
+from eagle3.prompts.reading.media import names_media
+from eagle3.prompts.reading.shapes import TURN_OF, UNREAD, Layout, from_json, plain_name, read_json
 from eagle3.secrets import without_query
 
 PLAIN = (".jsonl", ".ndjson", ".json")  # read without pyarrow
@@ -170,7 +171,7 @@ def _value_rows(file: str, content: io.BufferedReader, shape: Layout) -> Rows:
     """Yield the rows of one JSON value."""
     text = _decoded(file, content.read())
     try:
-        value = json.loads(text)
+        value = read_json(text)
     except json.JSONDecodeError as error:
         raise InputError(
             f"{file} starts like one JSON value but is not valid JSON (line {error.lineno}, column {error.colno}: "
@@ -190,16 +191,17 @@ def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
         return [value]
     if not isinstance(value, dict):
         return [value]
+    _require_rows(file, value, shape)
     arrays = [key for key, part in value.items() if isinstance(part, list) and _are_rows(key, part, shape)]
     for by_id in (value, *value.values()) if len(value) == 1 else (value,):  # rows by their ids, alone or in an object
         is_of_rows = isinstance(by_id, dict) and by_id and not shape.is_row(by_id)
         if not arrays and is_of_rows and all(map(shape.is_row, by_id.values())):
             return [{"id": key, **row} if isinstance(row, dict) else row for key, row in by_id.items()]
     if not arrays:
-        _require_rows(file, value, shape)
         return [value]
     own = shape.read(value)
-    if (conversation := own.conversation_column()) not in (None, *map(str.lower, arrays)):
+    conversation = own.conversation_column()
+    if conversation is not None and plain_name(conversation) not in map(plain_name, arrays):
         if own.conversation_kind() == "prompt" and not _are_texts(value[arrays[0]], shape) and len(arrays) == 1:
             raise InputError(
                 f"{file} is one JSON object with a conversation ({conversation}) and an array of rows ({arrays[0]}); "
@@ -210,7 +212,7 @@ def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
         names = ", ".join(arrays[:NAMED_KEYS])
         raise InputError(f"{file} is one JSON object with several arrays of rows ({names}); make a file of each")
     # What stands next to the array, such as a licence, is said of each row.
-    others = {key: part for key, part in value.items() if key.lower() != "id" and not isinstance(part, list | dict)}
+    others = {key: part for key, part in value.items() if key.lower() != "id" and key not in arrays}
     return [{**others, **row} if isinstance(row, dict) else row for row in value[arrays[0]]]
 
 
@@ -229,7 +231,7 @@ def _are_texts(part: list, shape: Layout) -> bool:
 
 
 def _require_one_conversation(file: str, turns: list[dict]) -> None:
-    for name in TURN_OF:
+    for name in dict.fromkeys(key for turn in turns for key in turn if plain_name(key) in TURN_OF):
         if len(found := {json.dumps(turn.get(name)) for turn in turns}) > 1:
             raise InputError(
                 f"{file} is one array with the turns of {len(found)} conversations, by their {name}; "
@@ -240,12 +242,15 @@ def _require_one_conversation(file: str, turns: list[dict]) -> None:
 def _require_rows(file: str, value: dict, shape: Layout) -> None:
     """Raise InputError for a table that is stored by columns: each a list of values, or an object of them by row."""
     columns = shape.read(value)
-    if columns.conversation_kind() != "prompt" or not all(isinstance(each, list | dict) for each in value.values()):
+    kind = columns.conversation_kind()
+    if kind not in ("prompt", "messages") or not all(isinstance(each, list | dict) for each in value.values()):
         return
-    texts = columns.first("prompt")
+    cells = columns.first(kind)
+    cells = list(cells.values()) if isinstance(cells, dict) else cells
     rows = [list(each) if isinstance(each, dict) else len(each) for each in value.values()]
-    are_texts = all(isinstance(text, str) for text in (texts.values() if isinstance(texts, dict) else texts))
-    if are_texts and rows[0] != 1 and all(each == rows[0] for each in rows):
+    # An array of conversations alone is an object around its rows.
+    are_cells = (all(map(shape.is_turns, cells)) and len(rows) > 1) or all(isinstance(cell, str) for cell in cells)
+    if are_cells and rows[0] != 1 and all(each == rows[0] for each in rows):
         raise InputError(
             f"{file} is stored by columns ({', '.join([*value][:NAMED_KEYS])}), not by rows; write one object a line, "
             f"e.g. with pandas.read_json(FILE).to_json('rows.jsonl', orient='records', lines=True)"
@@ -282,7 +287,11 @@ def _cut_parquet(file: str, chunk_bytes: int) -> Iterator[Chunk]:
 def _parquet_rows(chunk: Chunk, shape: Layout) -> Rows:
     with _table(chunk.file) as table:
         schema = table.schema_arrow
-        columns = [each.name for each in schema if each.name.lower() in shape.wanted or _may_name_file(each.type)]
+        columns = [
+            each.name
+            for each in schema
+            if any(shape.wanted_of(each.name)) or names_media(each.name) or _may_name_file(each.type)
+        ]
         unread = dict.fromkeys((name for name in schema.names if name not in columns), UNREAD)
         groups = list(range(chunk.start, chunk.end))
         batches = table.iter_batches(batch_size=1024, row_groups=groups, columns=columns, use_threads=False)
@@ -298,7 +307,7 @@ def _may_name_file(type: Any) -> bool:
     if types.is_struct(type):
         return any(type.field(index).name in FILE_PARTS for index in range(type.num_fields))
     kinds = (types.is_string, types.is_large_string, types.is_dictionary, types.is_binary, types.is_large_binary)
-    return any(is_kind(type) for is_kind in kinds)
+    return any(is_kind(type) for is_kind in (*kinds, types.is_null))
 
 
 def _unreadable(file: str, error: Exception) -> InputError:

@@ -17,6 +17,8 @@ ABOUT = frozenset((
 SHOWN = frozenset(
     ("url", "urls", "link", "links", "href", "homepage", "website", "avatar", "thumbnail", "icon", "logo")
 )
+DEEPEST = 20  # lists and objects in each other that are searched
+IDS = frozenset(("id", "ids", "index", "idx"))  # a number next to one of these words names a file
 FLAGS = frozenset(("true", "false", "yes", "no", "none", "0", "1"))
 ENDINGS = "png|jpe?g|webp|gif|bmp|tiff?|heic|avif|wav|mp3|flac|ogg|oga|opus|m4a|aac|wma|mp4|m4v|mov|avi|mkv|webm|mpe?g"
 FILE = re.compile(rf"data:(?:image|audio|video)/|\S{{1,1000}}\.(?:{ENDINGS})(?:[?#]\S*)?", re.IGNORECASE)
@@ -28,10 +30,20 @@ PLACED = re.compile(rf"\A\s*{PLACEHOLDER}[ \t]*\n|\n[ \t]*{PLACEHOLDER}\s*\Z", r
 
 def is_file(name: str, value: Any) -> bool:
     """Tell whether the value of a column, which may be a list, is or names a file of image, sound or video."""
-    words = {word.lower() for word in WORD.findall(name)}
-    if words & WORDS and not words & ABOUT:
-        return _is_reference(value)
+    words = _words(name)
+    if names_media(name):
+        return _is_reference(value) or not words.isdisjoint(IDS)
     return not words & SHOWN and _names_file(value)
+
+
+def names_media(name: str) -> bool:
+    """Tell whether a column may hold files or their names and ids, by its own name."""
+    words = _words(name)
+    return not words.isdisjoint(WORDS) and words.isdisjoint(ABOUT)
+
+
+def _words(name: str) -> set[str]:
+    return {word.lower() for word in WORD.findall(name)}
 
 
 def has_placeholder(text: str) -> bool:
@@ -46,11 +58,11 @@ def _is_reference(value: Any) -> bool:
     return not isinstance(value, int | float)
 
 
-def _names_file(value: Any) -> bool:
+def _names_file(value: Any, deepest: int = DEEPEST) -> bool:
     if isinstance(value, str):
         return FILE.match(value) is not None and (value.startswith("data:") or FILE.fullmatch(value) is not None)
     if isinstance(value, dict):
-        return any(isinstance(value.get(key), bytes) or _names_file(value.get(key)) for key in ("bytes", "path", "url"))
+        value = [value.get(key) for key in ("bytes", "path", "url")]
     if isinstance(value, list):
-        return any(map(_names_file, value))
+        return deepest > 0 and any(_names_file(each, deepest - 1) for each in value)
     return isinstance(value, bytes)

@@ -5,36 +5,52 @@ from itertools import chain, pairwise
 from typing import Any
 
 from eagle3.prompts.reading.prompt import Refused
+from eagle3.prompts.reading.shapes import TURN_NUMBERS, plain_name
 from eagle3.prompts.reading.tools import Turn
 
-ORDERS = ("timestamp", "created_at", "createdAt", "create_time", "ts", "turn_index", "index", "order")
-PARENTS = ("parent_id", "parentId", "parent_message_id", "parentMessageId", "parent_message_uuid")
-WITH_TURNS = ("children", "replies")
-IDS = ("id", "message_id", "messageId", "uuid")
+# Keys of turns, as `plain_name` returns them.
+ORDERS = TURN_NUMBERS | {
+    "timestamp", "timestampms", "createdat", "createtime", "created", "createddatetime", "sentat", "date", "datetime",
+    "ts", "index", "order",
+}  # fmt: skip
+PARENTS = frozenset(("parent", "parentid", "parentuuid", "parentmessageid", "parentmessageuuid", "ancestors"))
+WITH_TURNS = frozenset(("children", "childrenids", "replies"))
+IDS = frozenset(("id", "messageid", "uuid"))
+BRANCHES = "turns of several branches of a conversation"
 
 
 def require_in_order(turns: list[Turn]) -> None:
     """Raise Refused for turns in another order than they say, for trees, and for edited turns side by side."""
-    keys = set().union(*(turn for _, turn in turns))
-    for name in filter(keys.__contains__, ORDERS):  # of questions only: the clocks of a server and a browser differ
+    keys = {name: plain_name(str(name)) for _, turn in turns for name in turn}
+    # Of questions only: the clocks of a server and a browser differ.
+    for name in [name for name, plain in keys.items() if plain in ORDERS]:
         places = [_number(turn.get(name)) for role, turn in turns if role == "user"]
         if any(a is not None and b is not None and b < a for a, b in pairwise(places)):
             raise Refused("turns in another order than a key of theirs says", name=name)
-    for name in filter(keys.__contains__, WITH_TURNS):
+    for name in [name for name, plain in keys.items() if plain in WITH_TURNS]:
         inside = [turn[name] for _, turn in turns if isinstance(turn.get(name), list)]
         if any(isinstance(each, dict) for each in chain.from_iterable(inside)):
             raise Refused("turns inside a turn", name=name)
-    for name in filter(keys.__contains__, PARENTS):
-        if not any(turn.get(name) is not None for _, turn in turns):
+        if any(len(each) > 1 for each in inside):
+            raise Refused(BRANCHES, name=name)
+    for name in [name for name, plain in keys.items() if plain in PARENTS]:
+        if not any(_parent(turn.get(name)) is not None for _, turn in turns):
             continue
         for (_, before), (_, turn) in pairwise(turns):
-            own = next((before[key] for key in IDS if before.get(key) is not None), None)
-            if own is not None and name in turn and turn[name] != own:
-                raise Refused("turns of several branches of a conversation", name=name)
+            own = [before[key] for key in before if keys[key] in IDS and before[key] is not None]
+            if own and name in turn and _parent(turn[name]) not in own:
+                raise Refused(BRANCHES, name=name)
+
+
+def _parent(value: Any) -> Any:
+    """Return a turn's parent, of a list of all before it the last one."""
+    return (value or [None])[-1] if isinstance(value, list) else value
 
 
 def _number(value: Any) -> float | None:
-    """Return a number or a time, which may be text, as a number."""
+    """Return a number or a time, which may be text or an object around one, as MongoDB exports it, as a number."""
+    if isinstance(value, dict) and len(value) == 1:
+        return _number(*value.values())
     if isinstance(value, str):
         try:
             return float(value)

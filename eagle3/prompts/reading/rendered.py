@@ -14,29 +14,33 @@ from eagle3.prompts.reading.prompt import Prompt, Verdict
 RENDERED = "text with the turns of a rendered conversation"
 CONTROL_TOKEN = "control token of the target in a turn"
 
-USER, ASSISTANT = "user|human|system|developer", "assistant|model|bot|chatbot|gpt|ai"
+USER, ASSISTANT = "user|human|system|developer|prompter|prompt|userprompt", "assistant|model|bot|chatbot|gpt|ai|answer"
 BAR = r"[|\uff5c]"
 # What opens a turn, and what ends it or opens the next.
 MARKERS = {
     # Qwen, OLMo 2 and all others with ChatML; Kimi
     r"<\|im_(?:start|user|system)\|>": r"<\|im_(?:end|start|assistant|middle)\|>",
     # Llama 3 and 4, Granite, gpt-oss
-    r"<\|(?:start_header_id|header_start|start_of_role|start)\|>\w+": (
+    r"<\|(?:start_header_id|header_start|start_of_role|start|begin)\|>\w+": (
         r"<\|(?:end_header_id|header_end|end_of_role|message|channel|end)\|>"
     ),
     # Zephyr, Phi, GLM, OLMo, Falcon 3, Command, DeepSeek, EXAONE, Hunyuan, Apertus
     rf"[<\[]{BAR}(?:\w*_)?(?:{USER})(?:_\w*)?{BAR}[>\]](?![ \t])": (
-        rf"[<\[]{BAR}(?:\w*_)?(?:{ASSISTANT}|end[^|\uff5c\s]*|eot\w*)(?:_\w*)?{BAR}[>\]]|</s>"
+        rf"[<\[]{BAR}(?:\w*_)?(?:{ASSISTANT}|end[^|\uff5c\s]*|eot\w*)(?:_\w*)?{BAR}[>\]]|</s>|<eoh>"
     ),
+    # Jamba, Jais, Baize: the same with a blank
+    rf"[<\[]{BAR}(?:{USER}){BAR}[>\]][ \t]": rf"(?:^|(?<=[>\]]))[<\[]{BAR}(?:{ASSISTANT}){BAR}[>\]]",
     r"<start_of_turn>\w+|<\|turn>\w+": r"<end_of_turn>|<start_of_turn>|<turn\|>|<\|turn>",  # Gemma
     r"\[INST\]|\[SYSTEM_PROMPT\]|<<SYS>>": r"\[/INST\]|\[/SYSTEM_PROMPT\]|<</SYS>>",  # Llama 2, Mistral
     r"<seed:bos>\w+": r"<seed:eos>|<seed:bos>",
     r"<extra_id_[01]>\w+": r"<extra_id_1>",  # Nemotron 4
+    r"<SPECIAL_1[01]>\w+": r"<SPECIAL_1[12]>",  # Nemotron Nano 2
+    r"<role>(?:HUMAN|SYSTEM)</role>": r"<role>ASSISTANT</role>",  # Ling
     r"\]~b\]\w+": r"\[e~\[",  # MiniMax
     r"###? ?(?:Human|User|Instruction):": r"^###? ?(?:Assistant|Response):",  # Guanaco, Solar, Alpaca
     r"GPT4 Correct User:": r"GPT4 Correct Assistant:",  # OpenChat
-    r"\[Round \d+\]\s+问\uff1a": r"^答\uff1a",  # ChatGLM
-    r"<用户>": r"<AI>",  # MiniCPM
+    r"\[Round \d+\]\s+(?:问\uff1a|USER:)": r"^答\uff1a|ASSISTANT:",  # ChatGLM, LongCat
+    r"<用户>|<_user>|<C_Q>": r"<AI>|<_bot>|<C_A>",  # MiniCPM, TeleChat, Baichuan M1
     r"<reserved_10[26]>": r"<reserved_10[37]>",  # Baichuan
 }
 BEGINS = r"(?:^[ \t]*|(?<=[>\]]))"
@@ -50,7 +54,7 @@ NAMED = [
     (re.compile(opens, re.MULTILINE), re.compile(ends, re.MULTILINE))
     for opens, ends in {
         r"(?:^|(?<=[\s>]))USER:\s": r"(?<=\s)ASSISTANT:",
-        r"(?:^|(?<=>))(?:Human|User):": r"^(?:Assistant|AI|Bot|Falcon):",
+        r"(?:^|(?<=>))(?:Human|User|用户)[:\uff1a]": r"^(?:Assistant|AI|Bot|Falcon|助手)[:\uff1a]",
         r"^<human>:": r"^<bot>:",
         r"^Instruct: ": r"^Output:",  # Phi-2
         r"^user\n": r"^assistant$",  # ChatML and Llama 3 without their special tokens
@@ -59,8 +63,8 @@ NAMED = [
 ]
 AT_AN_END = re.compile(
     r"\A\s*(?:<s>|<\|begin_of_sentence\|>)?\s*"
-    r"(?:USER:|Human:|User:|<human>:|Instruct:|system\n|user\n|###? ?Human:|A chat between )"
-    r"|(?:(?:ASSISTANT|Assistant|AI|Bot|Falcon|<bot>|Output):|</s>|^assistant)\s*\Z",
+    r"(?:(?:USER|Human|User|用户)[:\uff1a]|<human>:|Instruct:|system\n|user\n|###? ?Human:|A chat between )"
+    r"|(?:(?:ASSISTANT|Assistant|AI|Bot|Falcon|<bot>|Output|助手)[:\uff1a]|</s>|^assistant)\s*\Z",
     re.MULTILINE,
 )
 CODE = re.compile(r"```.*?```|~~~.*?~~~|`[^`\n]+`", re.DOTALL)

@@ -13,6 +13,8 @@ from eagle3.prompts.reading.tools import is_json, tools_of
 from eagle3.settings.precomputing import TEMPLATE_PARAMETERS
 from eagle3.storage.files import sha256_json
 
+LONGEST_ORIGIN = 8  # words in the name of a data set
+
 
 def read_prompts(source: Source) -> Iterator[tuple[object, Prompt | Refused]]:
     """Yield every row of a source, in the order of its files, with its prompt, without answers, or why it has none."""
@@ -41,6 +43,8 @@ def _prompt(columns: Columns, id: str | None, source: Source, keep_answers: bool
     tools, template_kwargs = tools_of(columns), _template_kwargs(columns)
     license = _license(columns, source)
     origins = [name for name in columns.texts("source") if _is_name(name)]
+    if any(len(name.split()) > LONGEST_ORIGIN or "\n" in name for name in origins):  # of a translation, say
+        columns.notes.append(("source that is a text, not a name", columns.name("source")))
     return Prompt(
         id=source.id_prefix + (id or _content_id(messages, tools, template_kwargs)),
         source=origins[0] if origins else source.name,

@@ -1,13 +1,14 @@
 """The names of columns and roles: the usual ones, and those in `prompts.fields` and `prompts.roles`.
 
-Case does not matter; a dot leads into a column: body.messages. If a row fills several columns of one kind, the first
-name counts; of licences and origins all count.
+Case, underscores, hyphens and blanks do not matter: chatHistory is chat_history. A dot leads into a column:
+body.messages. If a row fills several columns of one kind, the first name counts; of licences and origins all count.
 """
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from json import JSONDecoder
+from types import MappingProxyType
 from typing import Any
 
 METADATA = ("metadata", "meta")
@@ -21,8 +22,8 @@ def _with_metadata(*names: str) -> tuple[str, ...]:
 
 
 def _numbered(*stems: str) -> list[str]:
-    """Return the names of columns that hold one option each: option1, option_1, option a, …"""
-    return [f"{stem}{blank}{suffix}" for stem in stems for blank in ("", "_", " ") for suffix in "0123456789abcdef"]
+    """Return the names of columns that hold one option each: option1, option a, …"""
+    return [f"{stem}{suffix}" for stem in stems for suffix in "0123456789abcdef"]
 
 
 CHOICES = (
@@ -60,29 +61,36 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "body.reasoning_effort",
     ),
     # Of a row that holds one turn of a conversation; the second is Slack's, the third LibreChat's.
-    "part_of": ("parent_id", "parent_user_id", "parentMessageId"),
+    "part_of": ("parent_id", "parent_user_id", "parent_message_id"),
     # Without these it would be another prompt: such rows are refused, or keep their tools (prompts.tools=keep).
     "attachments": (
         "history", "chat_history", "conversation_history", "message_history", "dialogue_history", "dialog_history",
-        "past_messages", "previous_messages", "previous_turns",
+        "past_messages", "previous_messages", "previous_turns", "past_user_inputs", "previous_response_id",
+        "body.previous_response_id",
         "tools", "functions", "body.tools", "body.functions", "image", "images", "video", "videos",
         "audio", "audios",
     ),
 }  # fmt: skip
 CONVERSATION = ("messages", "turns", "prompt")
-# Names the conversation of one turn.
-TURN_OF = (
-    "conversation_id", "session_id", "thread_id", "chat_id", "conversationId", "sessionId", "threadId", "chatId",
-)  # fmt: skip
-TURN_NUMBERS = frozenset(("turn_id", "turn_index", "turn_idx", "turn_number", "turn_no"))  # its place in it
+# Each is compared as `plain_name` returns it. The first names the conversation of one turn, the second its place in it.
+TURN_OF = frozenset(("conversationid", "sessionid", "threadid", "chatid"))
+TURN_NUMBERS = frozenset((
+    "turn", "turnid",
+    *(f"{stem}{end}" for stem in ("turn", "message", "utterance") for end in ("index", "idx", "number", "num", "no")),
+))  # fmt: skip
 OF_TURNS = ("role", "content")
 OF_REQUESTS = ("system", "attachments", "chat_template_kwargs", "model")  # what requests have next to their turns
 EMPTY = frozenset(("", "[]", "{}", "null"))
 OF_TEXT = ("prompt", "context", "system")
-# In lower case: pandas writes the first for empty cells, people and Alpaca's successors the others; no text of OF_TEXT.
-MISSING = frozenset(("nan", "none", "<na>", "nat", "n/a", "<noinput>", "no input"))
+# In lower case: pandas and other programs write the first for empty cells, people and Alpaca's successors the last; no
+# text of OF_TEXT.
+MISSING = frozenset(
+    ("nan", "none", "<na>", "nat", "undefined", "[object object]", "#n/a", "\\n", "n/a", "<noinput>", "no input")
+)
+BETWEEN_WORDS = str.maketrans("", "", "_- ")  # of a name
 LONGEST_EMPTY = 40  # characters of a text that may be blank
 EACH_ANSWERED = "each_answered"  # a row's column: user turns that follow each other are answered one by one
+TWICE = ", given twice"  # follows the name of a key whose value would get lost
 UNREAD = object()  # stands for the value of a column that was not read from its file
 
 ROLES = {
@@ -114,27 +122,40 @@ class Layout:
 
     @cached_property
     def wanted(self) -> dict[str, list[Wanted]]:
-        """Return the values to read from each column, by its name in lower case."""
+        """Return the values to read from each column, by its plain name."""
         wanted: dict[str, list[Wanted]] = {}
         for kind, names in self.fields.items():
             for rank, name in enumerate(names if kind not in OF_TURNS else ()):
-                column, *inside = name.lower().split(".")
+                column, *inside = plain_name(name).split(".")
                 wanted.setdefault(column, []).append((rank, kind, name, inside))
         return wanted
+
+    def wanted_of(self, column: str) -> Sequence[Wanted]:
+        """Return the values to read from a column. Tables that were flattened have dots in their names, too."""
+        first, dot, others = plain_name(column).partition(".")
+        wanted = self.wanted.get(first, ())
+        if not dot:
+            return wanted
+        rests = [(rank, kind, name, _rest(inside, others)) for rank, kind, name, inside in wanted]
+        return [(rank, kind, name, rest) for rank, kind, name, rest in rests if rest is not None]
 
     def read(self, row: dict | list) -> "Columns":
         """Return the values of a row by kind. A list is the turns of one conversation."""
         if isinstance(row, list):
             return Columns({}, self, {"messages": [("the row", row)]})
         found: dict[str, list[tuple[str, Any]]] = {}
-        columns = [(wanted, column) for column in row for wanted in self.wanted.get(column.lower(), ())]
+        twice: dict[str, Any] = {}
+        columns = [(wanted, column) for column in row for wanted in self.wanted_of(column)]
         for (_, kind, name, inside), column in sorted(columns, key=lambda each: each[0][0]):  # ties in order of the row
             value = _inside(row[column], inside) if inside else row[column]
             if kind == "prompt" and isinstance(value, str) and value.lstrip().startswith("["):
                 value = turns if self.is_turns(turns := from_json(value)) else value
-            if not is_empty(value) and not (kind in OF_TEXT and _is_missing(value)):
-                found.setdefault(kind, []).append((name, value))
-        return Columns(row, self, found)
+            if not is_empty(value) and not (kind in OF_TEXT and is_missing(value)):
+                values = found.setdefault(kind, [])
+                if any(other == name and each != value for other, each in values):
+                    twice[column] = value
+                values.append((name, value))
+        return Columns(row, self, found, twice)
 
     def is_turns(self, value: Any) -> bool:
         """Tell whether a value is a list of turns."""
@@ -188,11 +209,17 @@ class Layout:
 class Columns:
     """A row and its values by kind, as `shape` reads them: names and values, the preferred first.
 
-    notes: how the row was read, to be counted.
+    twice: columns whose name another one has, but for case and the like; notes: how the row was read, to be counted.
     """
 
-    def __init__(self, row: dict, shape: Layout, found: Mapping[str, Sequence[tuple[str, Any]]]):
-        self.row, self.shape, self.found = row, shape, found
+    def __init__(
+        self,
+        row: dict,
+        shape: Layout,
+        found: Mapping[str, Sequence[tuple[str, Any]]],
+        twice: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        self.row, self.shape, self.found, self.twice = row, shape, found, twice
         self.notes: list[tuple[str, str | None]] = []
 
     def conversation_kind(self) -> str | None:
@@ -225,9 +252,10 @@ class Columns:
 
     def unknown(self) -> Iterator[tuple[str, Any]]:
         """Yield the columns that hold something under none of the names that are looked for, also inside others."""
+        yield from self.twice.items()
         for column, value in self.row.items():
             if column != EACH_ANSWERED:
-                yield from _unread(column, value, [inside for *_, inside in self.shape.wanted.get(column.lower(), ())])
+                yield from _unread(column, value, [inside for *_, inside in self.shape.wanted_of(column)])
 
     def first(self, kind: str) -> Any:
         return next(iter(self.all(kind)), None)
@@ -278,16 +306,23 @@ def shape_of(
 
 
 def is_empty(value: Any) -> bool:
-    """Tell whether a value is empty, also as JSON in a text."""
+    """Tell whether a value is empty, also as JSON in a text, or the NaN that pandas writes for it."""
     if isinstance(value, str):  # long ones are not empty
         return len(value) < LONGEST_EMPTY and value.strip() in EMPTY
+    if isinstance(value, float):
+        return value != value
     return not value and (value is None or isinstance(value, list | dict))
 
 
-def _is_missing(value: Any) -> bool:
-    if isinstance(value, str):
-        return len(value) < LONGEST_EMPTY and value.strip().lower() in MISSING
-    return isinstance(value, float) and value != value
+def is_missing(value: Any) -> bool:
+    """Tell whether a value is the word for none."""
+    return isinstance(value, str) and len(value) < LONGEST_EMPTY and value.strip().lower() in MISSING
+
+
+@lru_cache(4096)
+def plain_name(name: str) -> str:
+    """Return the name of a column or key as it is compared: parentMessageId is parent_message_id; _id is not id."""
+    return name[:1].lower() + name[1:].lower().translate(BETWEEN_WORDS)
 
 
 def _unread(name: str, value: Any, paths: list[list[str]]) -> Iterator[tuple[str, Any]]:
@@ -300,22 +335,42 @@ def _unread(name: str, value: Any, paths: list[list[str]]) -> Iterator[tuple[str
         yield name, value
         return
     for key, part in value.items():
-        yield from _unread(f"{name}.{key}", part, [rest for first, *rest in paths if first == str(key).lower()])
+        yield from _unread(f"{name}.{key}", part, [rest for path in paths if (rest := _rest(path, key)) is not None])
 
 
 def _inside(value: Any, path: list[str]) -> Any:
-    for name in path:
-        if isinstance(value, str) and value.lstrip().startswith("{"):
-            value = from_json(value)
-        if not isinstance(value, dict):
-            return None
-        value = next((part for key, part in value.items() if str(key).lower() == name), None)
-    return value
+    if not path:
+        return value
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = from_json(value)
+    parts = value.items() if isinstance(value, dict) else ()
+    rests = ((part, rest) for key, part in parts if (rest := _rest(path, key)) is not None)
+    return next((found for part, rest in rests if (found := _inside(part, rest)) is not None), None)
+
+
+def _rest(path: list[str], key: object) -> list[str] | None:
+    """Return what of a path comes after a key, which may have dots in it; None if the path does not lead there."""
+    name = plain_name(str(key))
+    if path[:1] == [name]:
+        return path[1:]
+    names = name.split(".") if "." in name else [""]
+    return path[len(names) :] if path[: len(names)] == names else None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; where it has a key twice, the value that Python would drop has a name of its own."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        found |= {f"{key}{TWICE}": value for key, value in pairs if value != found[key]}
+    return found
+
+
+read_json = JSONDecoder(object_pairs_hook=_object).decode
 
 
 def from_json(text: str | bytes) -> Any:
     """Return the value of a JSON text, in UTF-8 if it is bytes; None if it is not JSON."""
-    try:  # from bytes json.loads would guess UTF-16, and find other lines
-        return json.loads(text if isinstance(text, str) else text.decode("utf-8-sig"))
+    try:  # from bytes Python would guess UTF-16, and find other lines
+        return read_json(text if isinstance(text, str) else text.decode("utf-8-sig"))
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return None

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from eagle3.prompts.reading.prompt import Refused, Tools, is_unicode, tools_text
-from eagle3.prompts.reading.shapes import Columns, Layout, from_json, is_empty
+from eagle3.prompts.reading.shapes import TWICE, Columns, Layout, from_json, is_empty
 
 Turn = tuple[str, dict]  # its role, and as it is written
 
@@ -46,7 +46,7 @@ def tools_of(columns: Columns) -> Tools | None:
         raise Refused("tools that are no list")
     functions = [_function(tool) for tool in tools]
     if not is_json(functions):
-        raise Refused("tools that are no JSON in valid Unicode")
+        raise Refused("tools that are no JSON in valid Unicode, without a key twice")
     return functions
 
 
@@ -68,9 +68,10 @@ def _function(tool: Any) -> dict[str, Any]:
 
 
 def is_json(value: Any) -> bool:
-    """Tell whether JSON in valid Unicode can hold the value."""
+    """Tell whether JSON in valid Unicode, without a key twice, can hold the value."""
     try:
-        return is_unicode(tools_text(value))
+        text = tools_text(value)
+        return is_unicode(text) and f'{TWICE}":' not in text
     except (TypeError, ValueError, RecursionError):
         return False
 
@@ -153,8 +154,9 @@ class _ToolTurns:
         marked = RESULT.findall(content) if isinstance(content, str) and not RESULT.sub("", content).strip() else []
         for each in [text.strip() for text in marked] or [content]:
             # Only what is in a call, too: no check of a prompt would read another id or name.
-            result = {key: value for key, value in turn.items() if key not in ("tool_call_id", "name")}
-            result[self.shape.fields["content"][0]] = each
+            names = self.shape.fields["content"]
+            result = {key: value for key, value in turn.items() if key not in ("tool_call_id", "name", *names)}
+            result[names[0]] = each
             if (call := self._call_of(turn)) is not None:
                 _, result["tool_call_id"], name = call
                 result |= {"name": name} if turn.get("name") == name else {}

@@ -18,16 +18,19 @@ LISTED = "Which?\n\nA. rain\nB. snow\nC. hail"
         ({"options": json.dumps(WEATHER)}, LISTED),
         ({"choices": {"text": WEATHER, "label": ["A", "B", "C"]}}, LISTED),
         ({"choices": [{"label": label, "text": text} for label, text in zip("ABC", WEATHER, strict=True)]}, LISTED),
-        ({"options": {"A": "rain", "B": "snow", "C": "hail", "D": None}}, LISTED),
+        ({"options": {"A": "rain", "B": "snow", "C": "hail", "D": None, "E": float("nan")}}, LISTED),
         ({"A": "rain", "B": "snow", "C": "hail", "answer": "B"}, LISTED),
         ({"option1": "rain", "option2": "snow", "option3": "hail", "option4": ""}, LISTED),
         ({"Option_A": "rain", "Option_B": "snow", "Option_C": "hail"}, LISTED),
+        ({"optionA": "rain", "optionB": "snow", "optionC": "hail", "optionD": float("nan")}, LISTED),
+        ({"Choice-1": "rain", "Choice-2": "snow", "Choice-3": "hail"}, LISTED),
         ({"option_0": "rain", "option_1": "snow", "option_2": "hail"}, LISTED),
         ({"opa": "rain", "opb": "snow", "opc": "hail"}, LISTED),
         ({"distractor2": "snow", "distractor1": "hail", "correct_answer": "arid"},
          "Which?\n\nA. arid\nB. hail\nC. snow"),
         ({"options": ["A) rain", "B) snow"]}, "Which?\n\nA) rain\nB) snow"),
         ({"options": "a ) 1 , b ) 2"}, "Which?\n\na ) 1 , b ) 2"),
+        ({"options": "[A] rain [B] snow"}, "Which?\n\n[A] rain [B] snow"),
         ({"options": {"A": 1, "B": 2}}, "Which?\n\nA. 1\nB. 2"),
         ({"options": [1, 2]}, "Which?\n\nA. 1\nB. 2"),
         ({"question": "1 or 2?", "options": [1, 2]}, "1 or 2?\n\nA. 1\nB. 2"),
@@ -45,6 +48,7 @@ def test_options_follow_their_question(row: dict, text: str) -> None:
     [
         {"messages": users("Which?\n(A) rain\n(B) snow"), "choices": ["rain", "snow"]},
         {"messages": users("a"), "choices": [{"index": 0, "message": {"role": "assistant", "content": "b"}}]},
+        {"prompt": "a", "option_a": float("nan"), "option_b": float("nan"), "choices": float("nan")},
         {"prompt": "a", "A": "one letter is no list"},
         {"prompt": "a", "options": {"temperature": 0.1, "stop": ["\n"]}},
         {"turns": ["- rain\n- snow", "b"], "choices": ["rain", "snow"]},
@@ -60,6 +64,8 @@ def test_options_without_a_place_are_refused() -> None:
         ({"turns": ["a", "b"], "choices": ["rain", "snow"]}, "conversation with choices"),
         ({"question": "a", "distractor1": "rain"}, "row with distractor1 and no correct answer"),
         ({"question": "a", "choices": [["rain"], ["snow"]]}, "row with choices that are no texts"),
+        ({"question": "a", "choices": ["rain", float("nan")]}, "row with choices that are no texts"),
+        ({"question": "a", "options": "['rain' 'snow']"}, "row with options as Python writes them, not JSON"),
     ):
         with pytest.raises(Refused, match=reason):
             messages_of(row, keep_answers=False)

@@ -18,7 +18,7 @@ from object_stores import running_store
 from prompt_stage import Prepare, chat, read_file, some_rows, texts, users, write
 
 from eagle3.errors import InputError
-from eagle3.prompts import Prompt, plain_source
+from eagle3.prompts import Prompt, Refused, plain_source
 from eagle3.prompts.reading.formats import BLANK, chunk_rows, cut
 from eagle3.prompts.reading.shapes import shape_of
 
@@ -107,6 +107,7 @@ LAYOUTS = {
     "object around turns by their ids": json.dumps({"chats": {text: chat(text)["messages"] for text in "abc"}}),
     "object of rows by their ids": json.dumps({text * 2: chat(text) for text in "abc"}, indent=1),
     "a list of turns a line": "\n".join(json.dumps(chat(text)["messages"]) for text in "abc"),
+    "object around lists of turns": json.dumps({"conversations": [chat(text)["messages"] for text in "abc"]}),
     "array of lists of turns": json.dumps([chat(text)["messages"] for text in "abc"]),
     "lines, the first of which is broken": "\n".join(['{"messages": [', *ROWS]),
 }
@@ -133,11 +134,15 @@ def test_an_empty_row_at_the_beginning_of_an_array_hides_none_of_the_others(
         {"question": ["a", "b"], "answer": ["x", "y"], "id": [1, 2]},
         {"prompt": ["a", "b"]},
         {"question": {"0": "a", "1": "b"}, "answer": {"0": "x", "1": None}},
+        {"messages": [users("a"), users("b")], "system": ["x", "y"]},
+        {"messages": {"0": users("a"), "1": users("b")}, "id": {"0": 1, "1": 2}},
     ],
 )
 def test_a_table_that_is_stored_by_columns_is_no_conversation(prepare: Prepare, tmp_path: Path, table: dict) -> None:
     (tmp_path / "a.json").write_text(json.dumps(table, indent=1))
-    with pytest.raises(InputError, match=r"is stored by columns \((question, answer|prompt).*\), not by rows; write"):
+    with pytest.raises(
+        InputError, match=r"is stored by columns \((question, answer|prompt|messages, ).*\), not by rows; write"
+    ):
         prepare(path=str(tmp_path / "a.json"), license="MIT")
 
 
@@ -183,10 +188,31 @@ def test_a_list_in_the_one_row_of_a_file_is_not_taken_for_rows(tmp_path: Path, r
     assert (found.messages[-1:] if isinstance(found, Prompt) else found.reason) == expected
 
 
+def test_a_key_that_is_given_twice_is_counted(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.json"):
+        row = '{"prompt": "x", "prompt": "a", "license": "MIT", "license": "MIT"}'
+        turns = '{"messages": [{"role": "user", "content": "y", "content": "b"}]}'
+        (tmp_path / name).write_text(f"{row}\n{turns}" if name == "a.jsonl" else f"[{row},\n{turns}]")
+        first, second = read_file(tmp_path / name)
+        assert isinstance(first, Prompt) and first.messages == users("a")
+        assert first.notes == (("column not read", "prompt, given twice"),)
+        assert isinstance(second, Prompt) and second.messages == users("b")
+        assert second.notes == (("key of turns not read", "content, given twice"),)
+
+
 def test_what_an_object_says_next_to_its_array_holds_for_each_row(tmp_path: Path) -> None:
     wrapped = {"license": "GPL-3.0-only", "data": [{"prompt": "a"}, {"prompt": "b", "license": "MIT"}]}
     (tmp_path / "a.json").write_text(json.dumps(wrapped))
     assert [row.license for row in read_file(tmp_path / "a.json")] == ["GPL-3.0-only", "MIT"]
+    wrapped = {
+        "metadata": {"license": "MIT"},
+        "tools": [{"name": "f"}],
+        "data": [{"prompt": "a"}, {"prompt": "b", "tools": []}],
+    }
+    (tmp_path / "a.json").write_text(json.dumps(wrapped))
+    first, second = read_file(tmp_path / "a.json")
+    assert isinstance(first, Refused) and first.reason == "row with tools"
+    assert isinstance(second, Prompt) and second.license == "MIT"
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,22 @@
 """Rows in the shapes that people have: which columns make the prompt, whose turns they are, what is refused."""
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prompt_stage import Prepare, chat, messages_of, reasons, texts, users, write
+from prompt_stage import Prepare, chat, messages_of, read_file, reasons, texts, users, write
 
-from eagle3.prompts import Refused
+from eagle3.prompts import Prompt, Refused
 from eagle3.prompts.reading.shapes import shape_of
 
+NAN = float("nan")
+RAIN = "rain " * 20
 SYSTEM = {"role": "system", "content": "Be brief."}
+TURNS_OF_PYTHON = "turns as Python writes them, not JSON: write the column with json.dumps"
+VALUE = "user turn that is a value of JSON or Python"
+TURNS_AS_TEXT = "user turn with turns or their parts as JSON text: write them as JSON"
 
 
 @pytest.mark.parametrize(
@@ -81,6 +87,14 @@ SYSTEM = {"role": "system", "content": "Be brief."}
         ("user: a",): {"messages": [], "prompt": "a", "tools": "[]"},
         ("user: e", "assistant: f"): {"instruction": "e", "input": "<noinput>", "output": "f"},
         ("user: g", "assistant: h"): {"instruction": "g", "input": " N/A", "output": "h"},
+        # NaN, words and signs that stand for nothing; a context that the prompt was made of; names in another spelling
+        ("user: c", "assistant: x"):
+            {"messages": [{"role": "system", "content": "None"}, {**users("c")[0], "tool_calls": NAN},
+                          {"role": "assistant", "content": "x", "reasoning": "null"}], "tools": NAN, "history": NAN},
+        ("user: d",): {"messages": [{"role": "system", "content": "\u200b"}, *users("d")], "system": "undefined"},
+        (f"user: Read: {RAIN} Why?",): {"prompt": f"Read: {RAIN} Why?", "context": RAIN},
+        ("system: x", "user: e", "assistant: y"): {"systemPrompt": "x", "Messages": users("e"), "Output": "y"},
+        ("system: s", "user: f"): {"custom_id": "7", "body.instructions": "s", "body.input": "f"},
         ("user: b", "assistant: None"):
             {"prompt": "None", "question": "b", "input": float("nan"), "context": "nan", "answer": "None"},
     }.items(),
@@ -109,13 +123,24 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tup
         ({"role": "prompter", "text": "b", "parent_id": "1"}, "one turn of a conversation"),
         ({"role": "user", "text": "b", "conversation_id": "1", "turn": 2}, "one turn of a conversation"),
         ({"type": "message", "user": "U1", "text": "b", "parent_user_id": "U2"}, "one turn of a conversation"),
-        ({"prompt": str(users("a"))}, "turns as Python writes them, not JSON: write the column with json.dumps"),
-        ({"messages": str(users("a"))}, "turns as Python writes them, not JSON: write the column with json.dumps"),
+        ({"prompt": str(users("a"))}, TURNS_OF_PYTHON),
+        ({"prompt": f"array({users('a')}, dtype=object)"}, TURNS_OF_PYTHON),
+        ({"input": "[HumanMessage(content='a')]"}, TURNS_OF_PYTHON),
+        ({"messages": str(users("a"))}, TURNS_OF_PYTHON),
         ({"sender": "bot", "text": "b"}, "one turn of a conversation"),
         ({"type": "message", "user": "U1", "text": "b"}, "one turn of a conversation"),
         ({"text": "b", "parentMessageId": "1"}, "one turn of a conversation"),
         ({"role": "user", "text": "b", "sessionId": "1"}, "one turn of a conversation"),
         ({"Question": "b", "Turn_no": 2}, "one turn of a conversation"),
+        ({"query": "b", "messageIndex": 2}, "one turn of a conversation"),
+        ({"role": "user", "text": "b"}, "one turn of a conversation"),
+        ({"dialogue_id": 1, "speaker": "Customer", "text": "b"}, "one turn of a conversation"),
+        ({"prompt": "a", "chatHistory": [["b", "c"]]}, "row with chat_history"),
+        ({"body": {"input": "b", "previous_response_id": "1"}}, "row with body.previous_response_id"),
+        ({"turns": [json.dumps(turn) for turn in users("a", "b")]}, TURNS_AS_TEXT),
+        ({"messages": users(json.dumps([{"type": "text", "text": "a"}, {"type": "image"}]))}, TURNS_AS_TEXT),
+        ({"messages": users("\u200b")}, "empty user turn"),
+        ({"question": "Which?", "choices": ["rain", "half a pair \ud83d"]}, "content is not valid Unicode"),
         ({"text": "### Human: a\n### Assistant: b"}, "text with the turns of a rendered conversation"),
         ({"text": "A talk.\n### Human: a"}, "text with the turns of a rendered conversation"),
         ({"text": "\n\nHuman: a\nb\n\nAssistant: c"}, "text with the turns of a rendered conversation"),
@@ -160,6 +185,8 @@ def test_what_would_make_another_prompt_is_refused_with_a_reason(row: dict, reas
         ({"log": {"requestBody": json.dumps({"messages": users("a")})}}, "log.requestBody.messages"),
         ({"chosen": users("a"), "rejected": users("a")}, "chosen"),
         ({"chat": json.dumps(users("a"))}, "chat"),
+        ({"attributes": {"gen_ai.prompt": json.dumps(users("a"))}}, "attributes.gen_ai.prompt"),
+        ({"attributes.input.value": json.dumps({"messages": users("a")})}, "attributes.input.value.messages"),
     ],
 )
 def test_turns_in_another_column_are_refused_by_its_name_which_can_be_given(row: dict, place: str) -> None:
@@ -177,6 +204,7 @@ def test_turns_in_another_column_are_refused_by_its_name_which_can_be_given(row:
         {"file_name": "COCO_0001.jpg"},
         {"clip": "talk.WAV"},
         {"scan": [{"bytes": b"ff", "path": None}]},
+        {"image_id": 458752},
         {"figure": "data:image/png;base64,iVBO"},
         {"metadata": {"picture": "7.webp"}},
         {"question": "<image>\nWhat is this?"},
@@ -223,6 +251,35 @@ def test_what_stands_next_to_the_known_names_is_counted(prepare: Prepare) -> Non
     assert "| chats | column not read: mood | 2 |" in (prepare.folder / "report.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("row", "note"),
+    [
+        # A column that an export wrote as text may be a question, too
+        ({"prompt": json.dumps(["a", "b"])}, (VALUE, "prompt")),
+        ({"inputs": json.dumps({"question": "a"})}, (VALUE, "inputs")),
+        ({"messages": users(json.dumps("a"))}, (VALUE, "messages")),
+        ({"prompt": "['a', 'b']"}, (VALUE, "prompt")),
+        ({"prompt": json.dumps({"from": "USD", "value": 1})}, (VALUE, "prompt")),
+        ({"messages": [*users("a"), SYSTEM, *users("b")]}, ("system turns between questions without answers", None)),
+        ({"prompt": "a", "Prompt": "b"}, ("column not read", "Prompt")),
+        ({"messages": [{**users("a")[0], "text": "b"}]}, ("key of turns not read", "text")),
+        ({"instruction": "Translate.", "source": "It was a dark and stormy night at sea."},
+         ("source that is a text, not a name", "source")),
+        ({"id": "1", "conversation_id": "2", "query": "And then?"},
+         ("question without earlier ones of its conversation, if there are any", "conversation_id")),
+        ({"prompt": "a", "Prompt": "a"}, None),
+        ({"messages": [SYSTEM, *users("a"), {"role": "assistant", "content": "x"}, SYSTEM, *users("b")]}, None),
+        ({"messages": [{**users([{"text": "a"}])[0], "text": "a "}]}, None),
+        ({"prompt": "[sic] 'a'", "source": "Stack Exchange: rain and snow"}, None),
+        ({"prompt": "a", "session_id": None}, None),
+    ],
+)  # fmt: skip
+def test_what_may_be_read_in_two_ways_is_counted(tmp_path: Path, row: dict, note: tuple | None) -> None:
+    [found] = read_file(write(tmp_path / "a.jsonl", [row]))
+    assert isinstance(found, Prompt)
+    assert found.notes == (() if note is None else (note,))
+
+
 def test_what_stands_next_to_turns_inside_an_object_is_read_or_counted(prepare: Prepare) -> None:
     body = {"messages": users("a"), "system": "x", "tools": [], "seed": 1}
     others = {"messages": users("b"), "tools": [{"name": "f"}]}
@@ -249,6 +306,14 @@ def test_columns_of_a_table_are_counted_and_searched_for_files_like_those_of_jso
     [source] = prepare(path=str(prepare.root / "a.parquet"), license="MIT")["sources"].values()
     assert source["found"]["reading"] == {"column not read: score": 1}
     assert source["named"] == {"row with a file of image, sound or video": {"scan": 1}}
+
+
+def test_a_column_of_a_table_without_a_value_or_with_numbers_is_no_file(tmp_path: Path) -> None:
+    columns = {"image_path": pa.nulls(2), "video_seconds": [1.5, 2.5], "image_id": [None, 7]}
+    pq.write_table(pa.table({"prompt": ["a", "b"], **columns}), tmp_path / "a.parquet")
+    first, second = read_file(tmp_path / "a.parquet")
+    assert isinstance(first, Prompt) and first.notes == (("column not read", "video_seconds"),)
+    assert isinstance(second, Refused) and second.name == "image_id"
 
 
 def test_named_columns_and_roles_take_the_place_of_the_usual_ones() -> None:

@@ -72,6 +72,12 @@ def test_rows_as_datatrove_writes_them_are_read_with_their_columns_named(prepare
     assert texts(prepare) == ["Weather?\n\nWhy?"]
 
 
+def test_tools_with_a_key_that_is_given_twice_are_refused(prepare: Prepare) -> None:
+    row = '{"license": "MIT", "prompt": "a", "tools": [{"name": "f", "parameters": {"x": 1, "x": 2}}]}'
+    prepare([row, chat("b")], tools="keep")
+    assert reasons(prepare) == ["tools that are no JSON in valid Unicode, without a key twice"]
+
+
 def described(text: object) -> list[dict]:
     return [{"type": "function", "function": {"name": "weather", "description": text}}]
 

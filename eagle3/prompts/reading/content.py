@@ -1,0 +1,64 @@
+"""The content of a turn → its text, and whether it says anything."""
+
+import re
+from typing import Any
+
+from eagle3.prompts.reading.prompt import Refused, is_unicode
+from eagle3.prompts.reading.shapes import Columns, from_json, is_missing
+
+BETWEEN_PARTS = "\n"  # as vLLM joins them; SGLang puts a space, which would run into code and lists
+TEXT_PARTS = ("text", "input_text", "output_text")
+# A value of Python with texts in it, from its start to its end.
+PYTHON_VALUE = re.compile(r"\s*[\[{]+'[^'\n]*'\s*[:,\]].*[\]}]\s*", re.DOTALL)
+
+
+def text_of(content: Any, columns: Columns) -> str:
+    """Return the text of a content, whose parts are joined. Raises Refused if it is no text."""
+    if isinstance(content, list):
+        if len(content) > 1:
+            columns.notes.append(("text parts of a turn joined", None))
+        content = BETWEEN_PARTS.join(_part(part) for part in content)
+    if not isinstance(content, str):
+        raise Refused("content is not text")
+    if not is_unicode(content):
+        raise Refused("content is not valid Unicode")
+    return content
+
+
+def _part(part: Any) -> str:
+    if _is_text_part(part) or (isinstance(part, dict) and [*part] == ["text"] and isinstance(part["text"], str)):
+        return part["text"]  # Bedrock's have no type
+    raise Refused("content with parts other than text")
+
+
+def _is_blank(content: Any) -> bool:
+    """Tell whether a content shows nothing: spaces, and signs without a width, such as U+200B."""
+    if not isinstance(content, str):
+        return content is None
+    return not any(each.isprintable() and not each.isspace() for each in content)
+
+
+def is_none(content: Any) -> bool:
+    """Tell whether a content is blank, or a word such as None."""
+    return _is_blank(content) or is_missing(content)
+
+
+def require_text(text: str, columns: Columns) -> None:
+    """Refuse a user turn without text, or with turns as JSON; note one that is a value of JSON or Python.
+
+    It may be a list or an object of a column that an export wrote as text, or a user's question.
+    """
+    if _is_blank(text):
+        raise Refused("empty user turn")
+    value = from_json(text) if text.lstrip().startswith(("{", "[", '"')) else None
+    parts: list[Any] = value if isinstance(value, list) else [value]
+    shape = columns.shape
+    roles = [shape.role_of(shape.of_turn(part, "role")) for part in parts if shape.is_turns([part])]
+    if any(roles) or any(map(_is_text_part, parts)):
+        raise Refused("user turn with turns or their parts as JSON text: write them as JSON")
+    if value is not None or PYTHON_VALUE.fullmatch(text):
+        columns.notes.append(("user turn that is a value of JSON or Python", columns.conversation_column()))
+
+
+def _is_text_part(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") in TEXT_PARTS and isinstance(value.get("text"), str)
