@@ -71,6 +71,7 @@ class FileSeal(Record):
 @dataclass(frozen=True, kw_only=True)
 class AnswersManifest(Record):
     FORMAT_VERSION: ClassVar[int] = 5
+    FOUND_IN: ClassVar[str] = "answers, DIR/answers"
 
     format_version: int
     target: TargetIdentity

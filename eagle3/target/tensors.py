@@ -55,6 +55,12 @@ class CheckpointTensors:
         for file in sorted({*self.file_of.values()}):
             self._open(file)
 
+    def stored_as(self, name: str) -> tuple[str, list[int]]:
+        """Return the dtype of a tensor, as safetensors names it, and its shape."""
+        with self._open(self.file_of[name]) as file:
+            part = file.get_slice(name)
+            return part.get_dtype(), part.get_shape()
+
     def read(self, name: str) -> Tensor:
         with self._open(self.file_of[name]) as file:
             try:
