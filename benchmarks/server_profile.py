@@ -60,4 +60,8 @@ def summary(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
-    print(json.dumps(summary(json.loads(gzip.decompress(parser.parse_args().trace.read_bytes()))["traceEvents"]), indent=2))
+    print(
+        json.dumps(
+            summary(json.loads(gzip.decompress(parser.parse_args().trace.read_bytes()))["traceEvents"]), indent=2
+        )
+    )

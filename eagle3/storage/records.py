@@ -45,7 +45,7 @@ def write_sealed_json(path: Path, value: dict[str, Any]) -> None:
 def read_sealed_json(path: Path, *, made_by: str) -> dict[str, Any]:
     """Parse what `write_sealed_json` wrote; errors as in `read_json`."""
     value = read_json(path, made_by=made_by)
-    unseal(path.read_bytes(), source=str(path), remedy=f"delete it and run: {made_by}")
+    unseal(path.read_bytes(), source=str(path), remedy=f"move it away, then: {made_by}")
     del value["seal"]
     return value
 

@@ -92,10 +92,11 @@ class Measurer(CheckSettings):
     def finding(self, result: MeasuredAcceptLength, record: HeadRecord | None) -> Finding:
         """Find an error below the least useful accept length, or where the export measured something else."""
         window = f" draft_window={result.draft_window}" if result.draft_window else ""
+        left_out = "".join(f", left out: {number} ({reason})" for reason, number in result.left_out.items())
         summary = (
             f"{with_error(result.accept_length, result.standard_error)} at steps={result.steps} topk={result.topk}"
             f"{window} on {result.prompts} prompts of {result.conversations} conversations ({result.prompts_from}, "
-            f"prompts.turns={result.turns})"
+            f"prompts.turns={result.turns}{left_out})"
         )
         if result.accept_length < self.min_accept_length:
             fix = (

@@ -184,9 +184,10 @@ def test_answers_of_all_turns_are_lossless_and_the_error_is_over_conversations(
     result = measurer.measured(read_files(exported), prompts, lossless=True)
     assert result.lossless == 1.0
     assert (result.prompts, result.conversations, result.turns) == (3, 2, "all")
-    assert measurer.finding(result, None).message.endswith(
-        f"3 prompts of 2 conversations (prompts.path={tmp_path}/rows.jsonl, prompts.turns=all)"
-    )
+    where = f"3 prompts of 2 conversations (prompts.path={tmp_path}/rows.jsonl, prompts.turns=all"
+    assert measurer.finding(result, None).message.endswith(f"{where})")
+    fewer = replace(result, left_out={"no user turn": 4})
+    assert measurer.finding(fewer, None).message.endswith(f"{where}, left out: 4 (no user turn))")
     decoded = Measurement([Decoded([5] * 4, 3, [accepted, 0], 0, "length") for accepted in (2, 1, 0)], 1.0, 1.0)
     # Without one conversation or the other: 1 + 0 / 3 and 1 + 3 / 6.
     assert measurer.summary(decoded, prompts).standard_error == pytest.approx(0.25)
