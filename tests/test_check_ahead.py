@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from exported_head import edit_json
+from safetensors.torch import load_file, save_file
 from serving_fixtures import sglang_site
 
 from eagle3.commands.precompute import STAGES, check_ahead, choose_engine, precompute
@@ -74,6 +76,22 @@ def test_missing_or_cut_weights_are_told_before_the_first_stage(without_weights:
             weights.write_bytes(content)
         with pytest.raises(InputError, match=rf"target\.path=.*: {weights.name} cannot be read"):
             check_ahead(run, [*STAGES.values()])
+
+
+def test_weights_that_no_head_can_be_trained_with_are_told_before_the_first_stage(
+    without_weights: Path, tiny_path: Path
+) -> None:
+    """In features, after all answers, it would be too late."""
+    run = run_of(without_weights, "answers=huggingface", "features=huggingface")
+    weights = load_file(tiny_path / "model.safetensors")
+    save_file(weights, without_weights / "model.safetensors")
+    edit_json(without_weights / "config.json", tie_word_embeddings=False)
+    with pytest.raises(InputError, match=r"no tensors lm_head\.weight, .*; get the whole checkpoint"):
+        check_ahead(run, [*STAGES.values()])
+    lm_head = torch.zeros(4096, 192, dtype=torch.int8)
+    save_file(weights | {"lm_head.weight": lm_head}, without_weights / "model.safetensors")
+    with pytest.raises(InputError, match=r"lm_head\.weight is I8 \[4096, 192\]"):
+        check_ahead(run, [*STAGES.values()])
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])

@@ -71,6 +71,7 @@ class FileSeal(Record):
 @dataclass(frozen=True, kw_only=True)
 class AnswersManifest(Record):
     FORMAT_VERSION: ClassVar[int] = 5
+    FOUND_IN: ClassVar[str] = "answers, DIR/answers"
 
     format_version: int
     target: TargetIdentity
@@ -218,15 +219,14 @@ class AnswerStore:
         """Count what is on disk into the manifest."""
         counts = _count(self.answers, read_rows(self.folder), self._read_errors())
         if not counts.rows:
-            imported = "; drop answers=imported, or give rows with answers and run all stages with it"
-            remedy = imported if self.manifest.made_with.sampling is None else ""
-            raise InputError(f"{self.answers} is empty, nothing could be answered: {counts.errors}{remedy}")
+            imported = "drop answers=imported, or give rows with answers and run all stages with it"
+            again = f"correct that and run again; to change settings of answers, delete {self.folder}"
+            remedy = imported if self.manifest.made_with.sampling is None else again
+            raise InputError(f"{self.answers} is empty, nothing could be answered ({_listed(counts.errors)}); {remedy}")
         if counts.errors:
-            reasons = "; ".join(f"{reason}: {number}" for reason, number in Counter(counts.errors).most_common(LISTED))
-            more = f"; {len(counts.errors) - LISTED} more" if len(counts.errors) > LISTED else ""
             log.warning(
-                "%d turns or prompts gave no row (%s%s), see %s",
-                sum(counts.errors.values()), reasons, more, self.errors,
+                "%d turns or prompts gave no row (%s), see %s",
+                sum(counts.errors.values()), _listed(counts.errors), self.errors,
             )  # fmt: skip
         self.errors.touch()
         files = {path.name: seal_of(path) for path in (self.answers, self.errors)}
@@ -256,6 +256,11 @@ class AnswerStore:
         if changes := differences(before.identity(), self.manifest.identity()):
             remedy = f"choose another out_dir, or delete {self.folder}"
             raise InputError(f"{self.folder} was made with other settings ({changes}); {remedy}")
+
+
+def _listed(reasons: dict[str, int]) -> str:
+    more = f"; {len(reasons) - LISTED} more" if len(reasons) > LISTED else ""
+    return "; ".join(f"{reason}: {number}" for reason, number in Counter(reasons).most_common(LISTED)) + more
 
 
 def _is_final(error: AnswerError, prompt_limit: int | None) -> bool:

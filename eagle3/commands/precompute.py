@@ -270,7 +270,7 @@ def check_ahead(run: PrecomputeRun, stages: Sequence[Stage]) -> None:
     for stage in stages:
         stage.check_target(run, target)
     if Path(target.path).is_dir():  # of the hub, they are fetched when they are needed
-        target.tensors.require_files()
+        target.require_weights()
 
 
 def read_target(run: CaptureRun) -> "StoredTarget":

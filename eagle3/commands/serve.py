@@ -17,7 +17,7 @@ from eagle3.commands.sweep import build_trackers, export_job, sweep_jobs, track
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
 from eagle3.head.eagle3 import EAGLE3
-from eagle3.head_files.files import MAKE_HEAD, read_files, read_without_weights
+from eagle3.head_files.files import MAKE_HEAD, HeadFiles, read_files, read_without_weights
 from eagle3.head_files.finding import Finding, findings_table, require_no_errors
 from eagle3.head_files.format import read_kind
 from eagle3.head_files.servers import require_server
@@ -29,7 +29,7 @@ from eagle3.serving.bench.loads import BenchPlan
 from eagle3.serving.bench.run import bench, prompt_sets
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.checks import check_head, write_checked
-from eagle3.serving.check.origin import warn_of_precision
+from eagle3.serving.check.origin import require_fits, warn_of_precision
 from eagle3.serving.check.prompts import (
     Conversations,
     file_conversations,
@@ -43,7 +43,7 @@ from eagle3.serving.compare.sweep import compare_sweep
 from eagle3.serving.head import export
 from eagle3.serving.publish.folder import WRITTEN, publish, require_exported
 from eagle3.serving.server.launch import launch
-from eagle3.serving.show.page import show
+from eagle3.serving.show.page import require_page, show
 from eagle3.serving.tune.run import tune
 from eagle3.settings.serving import (
     BenchRun,
@@ -99,7 +99,7 @@ def end_line(run: Common, seconds: float) -> str:
 def export_head(run: ExportRun) -> None:
     prompt_source(run.prompts)  # what is wrong there is said before a file is written
     head = Path(run.head)
-    require_findings_apart(run.findings, head)
+    prepare_findings(run.findings, head)
     export.require_replaceable(head)
     trained = export.read_trained(export.find_checkpoint(run=run.run, checkpoint=run.checkpoint))
     context = trained.target_config.max_position_embeddings
@@ -108,12 +108,19 @@ def export_head(run: ExportRun) -> None:
     write_checked(trained, head, build_draft(run, None), measurer=measurer, conclude=partial(conclude, run=run))
 
 
-def require_findings_apart(findings: str | None, head: Path) -> None:
-    """Raise InputError for a file of findings that an export would replace."""
-    if findings is not None and head.resolve() in Path(findings).resolve().parents:
+def prepare_findings(findings: str | None, replaced: Path | None = None) -> None:
+    """Make the folder of the file of findings, before the checks. InputError for a folder in its place, and for a file
+    in the head that is `replaced`."""
+    if findings is None:
+        return
+    path = Path(findings).resolve()
+    if replaced is not None and replaced.resolve() in path.parents:
         raise InputError(
-            f"findings={findings} is in head={head}, which the export replaces; give a file next to that folder"
+            f"findings={findings} is in head={replaced}, which the export replaces; give a file next to that folder"
         )
+    if path.is_dir():
+        raise InputError(f"findings={findings} is a folder; give a file, e.g. findings={findings}/findings.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def exports_measurer(run: ExportRun, trained: export.TrainedHead) -> Measurer | str:
@@ -132,19 +139,22 @@ def exports_measurer(run: ExportRun, trained: export.TrainedHead) -> Measurer | 
 
 
 def check(run: CheckRun) -> None:
+    prepare_findings(run.findings)
     files = read_files(run.head)
     conclude(check_head(files, make_measurer(run, vars(run.target))), run)
 
 
 def decode(run: DecodeRun) -> None:
-    measurer = make_measurer(run, vars(run.target))
     files = read_files(run.head)
+    measurer = make_measurer(run, vars(run.target), files)
     warn_of_precision(files, measurer.target.identity)
     print(json.dumps(asdict(measurer.measured(files, measurer.prompts(None), lossless=True))))
 
 
 def show_rounds(run: ShowRun) -> None:
-    show(make_measurer(run, vars(run.target)), Path(run.head), run.out, origin=result_facts())
+    require_page(run.out)
+    files = read_files(run.head)
+    show(make_measurer(run, vars(run.target), files), files, run.out, origin=result_facts())
 
 
 def compare_heads(run: CompareRun) -> None:
@@ -255,17 +265,23 @@ def read_target(run: LaunchRun | PublishRun) -> TargetFiles:
     return read_target_files(**vars(run.target))
 
 
-def make_measurer(run: DecodeRun, target_settings: dict[str, Any]) -> Measurer:
-    source = prompt_source(run.prompts)
-    target = load_target(**target_settings)
-    chat = build_chat(run.chat, target)
+def make_measurer(run: DecodeRun, target_settings: dict[str, Any], head: HeadFiles | None = None) -> Measurer:
+    """Load the target, after everything else that may be wrong: the prompts, and the `head` if it must fit."""
+    source, asked = prompt_source(run.prompts), None
+    files = read_target_files(**target_settings)
+    if head is not None:
+        require_fits(head, files, steps=run.steps, topk=run.topk)
+    chat, context = build_chat(run.chat, files), files.text_config.max_position_embeddings
+    room = longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=run.steps)
+    choice: Any = {"turns": run.prompts.turns, "limit": run.limit}
+    if source is not None:
+        asked = file_conversations(chat, source, max_length=room, **choice)
     return Measurer(
-        target=replace(target, stop_ids=chat.stop_ids),
+        target=replace(load_target(**target_settings), stop_ids=chat.stop_ids),
         chat=chat,
         decoding=run.only(Decoding),
-        source=source,
-        turns=run.prompts.turns,
-        limit=run.limit,
+        asked=asked,
+        **choice,
         **(vars(run.check) if isinstance(run, CheckRun) else {}),
     )
 

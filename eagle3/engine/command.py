@@ -15,6 +15,14 @@ REFUSED = {
     "port": "set launch.port instead",
     "api-key": "everybody can read a command line; set EAGLE3_API_KEY in the environment instead",
     "admin-api-key": "the prefix cache is emptied without one; EAGLE3_API_KEY in the environment is for all",
+    # What is checked here, and what results say was measured; the second names are SGLang's aliases of ours.
+    **dict.fromkeys(("model-path", "model"), "set target.path instead"),
+    "revision": "set target.revision instead",
+    **dict.fromkeys(("tp", "tensor-parallel-size"), "set launch.tp_size instead"),
+    **dict.fromkeys(("speculative-draft-model-path", "speculative-draft-model"), "set head instead"),
+    "speculative-num-steps": "set steps instead",
+    "speculative-eagle-topk": "set topk instead",
+    "speculative-num-draft-tokens": "set draft_tokens instead",
 }
 
 

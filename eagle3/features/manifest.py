@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -65,6 +66,7 @@ class Manifest(Record):
 
     FORMAT_VERSION: ClassVar[int] = FORMAT_VERSION
     OLDER_VERSIONS: ClassVar[tuple[int, ...]] = OLDER_VERSIONS
+    FOUND_IN: ClassVar[str] = "a feature store, DIR/features"
 
     format_version: int
     made_from: MadeFrom
@@ -117,7 +119,14 @@ def read_index(storage: Readable, name: str, expected_sha256: str | None = None)
 
 
 def read_manifest(storage: Readable) -> Manifest:
-    content = bytes(read_whole(storage, MANIFEST))
+    """Read the manifest of a store; InputError names the store next to, or in, a folder that is none."""
+    near = (Path(storage.location, "features"), Path(storage.location).parent / "features")
+    try:
+        content = bytes(storage.read(MANIFEST))
+    except (FileNotFoundError, NotADirectoryError):
+        if meant := next((folder for folder in near if (folder / MANIFEST).is_file()), None):
+            raise InputError(f"{storage.location} is no feature store, {meant} is one; give that") from None
+        raise missing(storage, MANIFEST) from None
     remedy = f"delete it and run: {MAKE_FEATURES}"
     return parse_sealed(content, Manifest, source=f"{storage.location}/{MANIFEST}", remedy=remedy)
 
@@ -126,7 +135,11 @@ def read_whole(storage: Readable, name: str) -> memoryview:
     try:
         return storage.read(name)
     except FileNotFoundError:
-        raise InputError(f"{storage.location}/{name} does not exist; make it with: {MAKE_FEATURES}") from None
+        raise missing(storage, name) from None
+
+
+def missing(storage: Readable, name: str) -> InputError:
+    return InputError(f"{storage.location}/{name} does not exist; make it with: {MAKE_FEATURES}")
 
 
 def totals(indices: Sequence[ShardIndex], vocab_size: int) -> dict[str, Any]:

@@ -42,7 +42,8 @@ class StoreWriter:
         self.before = storage.version(MANIFEST)
         self.indices = self._finished_shards()
         self.new = 0
-        self.finished = read_manifest(storage) if self.before is not None and self.indices else None
+        before = read_manifest(storage) if self.before is not None else None  # an error if it is another stage's
+        self.finished = before if self.indices else None
         self.logit_transform = self.finished.target_config.logit_transform if self.finished else None
 
     def ids(self) -> set[str]:

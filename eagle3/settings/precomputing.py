@@ -27,6 +27,7 @@ from eagle3.settings.types import (
 STAGES = ("prompts", "answers", "features", "estimate")
 
 Tokens = Annotated[int, Field(ge=1, le=2**24)]
+NewTokens = Annotated[int, Field(ge=2, le=2**24)]  # prefill gives the first; drafts are for the others
 Marks = Annotated[list[Text], Field(min_length=2, max_length=2)]  # of reasoning: its start, its end
 
 
@@ -75,7 +76,7 @@ class Sampling(Settings):
     temperature: Temperature
     top_p: Annotated[float, Field(gt=0, le=1)]
     top_k: CountOrZero  # all
-    max_new_tokens: Tokens
+    max_new_tokens: NewTokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,11 @@ from eagle3.draft_shape import Shape, shape_of
 from eagle3.errors import InputError
 from eagle3.settings.engine import Address, DraftTokens, DraftWindow, LaunchSettings, Seconds, Steps, Temperature, TopK
 from eagle3.settings.parts import Part
-from eagle3.settings.precomputing import ChatSettings, TargetSettings
+from eagle3.settings.precomputing import ChatSettings, NewTokens, TargetSettings
 from eagle3.settings.prompts import Fields
 from eagle3.settings.types import Count, CountOrZero, NotNegative, Seed, Settings, Text, fault
 
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
-NewTokens = Annotated[int, Field(ge=2, le=2**24)]  # the first comes from prefill: a draft is verified from the second
 Turns = Literal["all", "first"]
 Repeats = Annotated[int, Field(ge=1, le=10_000)]
 RepeatsOrNone = Annotated[int, Field(ge=0, le=10_000)]

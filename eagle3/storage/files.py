@@ -63,15 +63,15 @@ def json_text(value: Any) -> bytes:
 def read_json(path: Path, *, made_by: str) -> dict[str, Any]:
     """Parse an object; `made_by` is the command that makes the file, named when it is missing or broken."""
     if path.exists() and not path.is_file():  # a pipe would be read for ever
-        raise InputError(f"{path} is no file; delete it and run: {made_by}")
+        raise InputError(f"{path} is no file; move it away, then: {made_by}")
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; make it with: {made_by}") from None
     except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
-        raise InputError(f"{path} is not valid JSON ({error}); delete it and run: {made_by}") from None
+        raise InputError(f"{path} is not valid JSON ({error}); move it away, then: {made_by}") from None
     if not isinstance(value, dict):
-        raise InputError(f"{path} holds no object in braces; delete it and run: {made_by}")
+        raise InputError(f"{path} holds no object in braces; move it away, then: {made_by}")
     return value
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -44,7 +45,7 @@ def write_sealed_json(path: Path, value: dict[str, Any]) -> None:
 def read_sealed_json(path: Path, *, made_by: str) -> dict[str, Any]:
     """Parse what `write_sealed_json` wrote; errors as in `read_json`."""
     value = read_json(path, made_by=made_by)
-    unseal(path.read_bytes(), source=str(path), remedy=f"delete it and run: {made_by}")
+    unseal(path.read_bytes(), source=str(path), remedy=f"move it away, then: {made_by}")
     del value["seal"]
     return value
 
@@ -62,11 +63,12 @@ UNION_PARTS = ("str", "list[str]", "[key]")  # in the places that pydantic names
 class Record:
     """A frozen dataclass that is written as JSON. What is read is checked against its fields: nothing may be missing,
     unknown or of another type. One with a FORMAT_VERSION has a field `format_version` of the same number; those of
-    OLDER_VERSIONS are read too."""
+    OLDER_VERSIONS are read too. `FOUND_IN` is the folder that has it, for who names a folder with another record."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     FORMAT_VERSION: ClassVar[int | None] = None
     OLDER_VERSIONS: ClassVar[tuple[int, ...]] = ()
+    FOUND_IN: ClassVar[str | None] = None
 
     @classmethod
     @cache  # slow to make
@@ -95,8 +97,12 @@ def parse_sealed(content: bytes, kind: type[AnyRecord], *, source: str, remedy: 
 
 
 def _require_version(content: bytes, kind: type[Record], source: str, remedy: str) -> None:
-    version = read_version(content) if kind.FORMAT_VERSION is not None else None
-    if version is not None and version not in (kind.FORMAT_VERSION, *kind.OLDER_VERSIONS):
+    if kind.FORMAT_VERSION is None or (version := read_version(content)) is None:
+        return
+    names = {each.name for each in fields(kind)} - {"format_version"}  # type: ignore[arg-type]
+    if kind.FOUND_IN and names.isdisjoint(json.loads(content)):
+        raise InputError(f"{source} is of another stage, and this needs {kind.FOUND_IN}; give that folder")
+    if version not in (kind.FORMAT_VERSION, *kind.OLDER_VERSIONS):
         raise InputError(f"{source}: format_version={version}, this code reads {kind.FORMAT_VERSION}; {remedy}")
 
 

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from eagle3.errors import InputError
 from eagle3.target.facts import TargetConfig, target_config
-from eagle3.target.files import DTYPES, TargetFiles, read_target_files
+from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import empty_model, find_decoder
+
+HALF_OR_FLOAT = ("BF16", "F16", "F32")  # as safetensors names them
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +43,21 @@ class StoredTarget(TargetFiles):
     def _names(self) -> "TensorNames":
         return tensor_names(self, self.tensors.file_of.keys())
 
+    def require_weights(self) -> None:
+        """Raise InputError for files that are missing or cut, and for an embedding or an lm_head that cannot be stored
+        next to the features; reads no values."""
+        self.tensors.require_files()
+        for name in filter(None, self._names):
+            self._require_plain(name)
+
     def _plain(self, name: str) -> Tensor:
-        tensor = self.tensors.read(name)
-        if tensor.dtype not in DTYPES.values() or tensor.ndim != 2:
-            raise not_plain(self, f"{name} is {tensor.dtype} {[*tensor.shape]}")
-        return tensor
+        self._require_plain(name)
+        return self.tensors.read(name)
+
+    def _require_plain(self, name: str) -> None:
+        dtype, shape = self.tensors.stored_as(name)
+        if dtype not in HALF_OR_FLOAT or len(shape) != 2:
+            raise not_plain(self, f"{name} is {dtype} {shape}")
 
 
 class TensorNames(NamedTuple):
@@ -78,7 +90,7 @@ def tensor_names(files: TargetFiles, keys: Set[str]) -> TensorNames:
 def not_plain(files: TargetFiles, found: str) -> InputError:
     """Return the error of a target whose embedding or lm_head cannot be stored next to the features."""
     if files.quantization is None:
-        return InputError(f"target.path={files.path}: {found}; choose another target")
+        return InputError(f"target.path={files.path}: {found}; get the whole checkpoint, or choose another target")
     return InputError(
         f"target.path={files.path} is quantised ({files.quantization}), embedding and lm_head too: {found}, and a head "
         f"is trained with both in half precision; give a copy that keeps these two, or one without quantisation"

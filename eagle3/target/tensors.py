@@ -42,7 +42,7 @@ class CheckpointTensors:
     def file_of(self) -> dict[str, str]:
         """The file that holds each tensor, by the tensor's name."""
         if (self.folder / INDEX).is_file():
-            index = read_typed(self.folder / INDEX, WeightIndex, made_by=f"fetching target.path={self.path} again")
+            index = read_typed(self.folder / INDEX, WeightIndex, made_by=f"fetch target.path={self.path} again")
             return index["weight_map"]
         alone = self.folder / SINGLE  # the only one that transformers reads: others may be the same in another layout
         files = [SINGLE] if alone.is_file() else sorted(path.name for path in self.folder.glob("*.safetensors"))
@@ -54,6 +54,12 @@ class CheckpointTensors:
         """Raise InputError if a file of weights is missing or incomplete; reads no values."""
         for file in sorted({*self.file_of.values()}):
             self._open(file)
+
+    def stored_as(self, name: str) -> tuple[str, list[int]]:
+        """Return the dtype of a tensor, as safetensors names it, and its shape."""
+        with self._open(self.file_of[name]) as file:
+            part = file.get_slice(name)
+            return part.get_dtype(), part.get_shape()
 
     def read(self, name: str) -> Tensor:
         with self._open(self.file_of[name]) as file:

@@ -217,7 +217,7 @@ def test_a_template_that_refuses_the_prompt_of_the_comparison_is_not_compared(
 ) -> None:
     (tmp_path / "refusing.jinja").write_text("{{ raise_exception('a system turn comes first') }}")
     refusing = tiny_chat(template=str(tmp_path / "refusing.jinja"))
-    with serving(server) as url, pytest.raises(InputError, match=r"nothing could be answered: .*a system turn comes"):
+    with serving(server) as url, pytest.raises(InputError, match=r"nothing could be answered \(.*a system turn comes"):
         ask([url], chat=refusing)
     assert "not compared with the servers' chat template" in caplog.text
 

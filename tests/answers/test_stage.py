@@ -406,7 +406,7 @@ def test_a_run_that_ended_before_its_first_answer_ties_no_settings(target, chat,
     ("changes", "message"),
     [
         ({"max_new_tokens": 4096}, r"sampling\.max_new_tokens=4096 leaves no room"),
-        ({"max_prompt_tokens": 2}, "nothing could be answered: .*max_prompt_tokens"),
+        ({"max_prompt_tokens": 2}, r"nothing could be answered \(.*max_prompt_tokens.*\); correct that and run again"),
         ({"imported": "stop"}, r"no assistant turn to import.*; drop answers=imported, or give rows"),
     ],
 )

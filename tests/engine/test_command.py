@@ -92,9 +92,17 @@ def test_a_window_is_refused_with_attention_that_has_none(tmp_path: Path, backen
     require_windowed_attention(replace(settings, extra_flags=other), windowed)
 
 
-@pytest.mark.parametrize("name", ["--host", "api_key"])
-def test_what_would_keep_us_from_reaching_the_server_is_refused(tmp_path: Path, name: str) -> None:
-    message = r"launch\.extra_flags holds (port|host|api-key|admin-api-key): .*(launch\.|EAGLE3_API_KEY)"
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("--host", r"launch\.host"), ("api_key", "EAGLE3_API_KEY"),
+        ("model", r"target\.path"), ("tp", r"launch\.tp_size"), ("speculative_num_steps", "steps"),
+    ],
+)  # fmt: skip
+def test_what_would_keep_us_from_reaching_the_server_or_make_results_wrong_is_refused(
+    tmp_path: Path, name: str, instead: str
+) -> None:
+    message = rf"launch\.extra_flags holds {name.removeprefix('--').replace('_', '-')}: .*{instead}"
     with pytest.raises(InputError, match=message):
         command(launch_settings(tmp_path, extra_flags={name: "1"}))
 

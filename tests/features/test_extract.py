@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from eagle3.answers.chat import ids_in_text
+from eagle3.answers.store import read_answers
 from eagle3.errors import InputError
 from eagle3.features.build import STORED
 from eagle3.features.concat import open_source
@@ -174,6 +175,23 @@ def test_features_in_fp8_are_those_of_float32_packed(answered: Path, run: Run) -
         assert torch.equal(fp8.aux_hidden_states.to(cpu), scaled(rows.aux_hidden_states, 3).to(cpu))
         assert torch.equal(fp8.last_hidden_state.to(cpu), scaled(rows.last_hidden_state, 1).to(cpu))
     assert torch.equal(packed.target_weights()[0], plain.target_weights()[0].bfloat16())
+
+
+def test_a_folder_of_another_stage_is_named_and_nothing_of_it_is_to_be_deleted(answered: Path, run: Run) -> None:
+    """Its manifest is of answers, which took hours; the store may be next to it, or in the folder that was meant."""
+    answers, store = answered / "answers", answered / "features"
+    before = (answers / "manifest.json").read_bytes()
+    with pytest.raises(InputError, match=r"answers/manifest\.json is of another stage, .* DIR/features"):
+        open_store(answers)
+    with pytest.raises(InputError, match="is of another stage"):
+        run(answered, path=str(answers))
+    assert (answers / "manifest.json").read_bytes() == before
+    run(answered)
+    for other in (answered, answered / "prompts"):
+        with pytest.raises(InputError, match=f"{other} is no feature store, {store} is one; give that"):
+            open_store(other)
+    with pytest.raises(InputError, match=r"features/manifest\.json is of another stage, .* answers, DIR/answers"):
+        read_answers(store)
 
 
 def test_a_manifest_that_another_process_writes_meanwhile_is_kept(

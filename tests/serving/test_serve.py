@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from exported_head import Editable, errors, save_checkpoint, with_origin
+from exported_head import Editable, edit_json, errors, save_checkpoint, with_origin
 from scripts import call_script
 from serving_fixtures import serve_run
 
-from eagle3.commands.serve import build_draft
+from eagle3.commands.serve import DO, build_draft
 from eagle3.commands.serve import export_head as export_action
 from eagle3.errors import InputError
 from eagle3.head_files import files
@@ -101,6 +102,33 @@ def test_an_export_whose_findings_could_not_be_kept_does_not_begin(tmp_path: Pat
     with pytest.raises(InputError, match=r"findings=.*/head/found\.json is in head="):
         export_action(serve_run("export", "run=RUN", f"head={tmp_path}/head", f"findings={tmp_path}/head/found.json"))
     assert not (tmp_path / "head").exists()
+
+
+@pytest.mark.parametrize(
+    ("action", "wrong", "message"),
+    [
+        ("decode", ["head=/no/such"], r"/no/such/config\.json does not exist"),
+        ("decode", ["prompts.path=EMPTY"], "gives no prompt to measure on"),
+        ("decode", ["topk=100", "draft_tokens=8"], "topk=100: .* can draft no more than its 64 tokens"),
+        ("decode", ["target.path=OTHER"], r"head: .* is for a target with hidden_size=192, target\.path=.* has 96"),
+        ("check", ["findings=."], r"findings=\. is a folder; give a file"),
+        ("check", ["head=/no/such"], r"/no/such/config\.json does not exist"),
+        ("show", ["head=/no/such"], r"/no/such/config\.json does not exist"),
+        ("show", ["out=."], r"out=\. must be a file"),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_target_is_loaded(
+    action: str, wrong: list[str], message: str, exported: Path, without_weights: Path, tmp_path: Path
+) -> None:
+    """Loading a large one takes minutes; this one has no weights at all."""
+    (tmp_path / "empty.jsonl").write_text("")
+    write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "Hi"}])
+    other = shutil.copytree(without_weights, tmp_path / "other")
+    edit_json(other / "config.json", hidden_size=96)
+    given = (f"target.path={without_weights}", f"head={exported}", f"prompts.path={tmp_path}/rows.jsonl")
+    wrong = [each.replace("EMPTY", f"{tmp_path}/empty.jsonl").replace("OTHER", str(other)) for each in wrong]
+    with pytest.raises(InputError, match=message):
+        DO[action](serve_run(action, *given, *wrong))
 
 
 def test_decode_prints_one_json_line(

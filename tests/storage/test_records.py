@@ -31,7 +31,7 @@ def test_no_flipped_bit_and_no_cut_passes(place: int, bit: int, cut: bool) -> No
         path.write_bytes(damaged(path.read_bytes(), place, bit, cut))
         with pytest.raises(InputError, match=r"x\.json") as refused:
             read_sealed_json(path, made_by="python make.py")
-    assert str(refused.value).endswith("run: python make.py") and "\n" not in str(refused.value)
+    assert str(refused.value).endswith("; move it away, then: python make.py") and "\n" not in str(refused.value)
     with pytest.raises(InputError, match="damaged or edited"):
         unseal(damaged(sealed_line(RECORD), place, bit, cut), source="", remedy="")
 

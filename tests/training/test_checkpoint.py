@@ -47,6 +47,9 @@ def test_no_flipped_byte_and_no_cut_passes(content: bytes, tmp_path: Path) -> No
         flipped = bytes([content[place] ^ 1 << drawn.randrange(8)])
         path.write_bytes(content[:place] + (flipped + content[place + 1 :] if number % 6 else b""))
         assert f"{path} is damaged, or not a checkpoint of a draft head; give another one" in refusal(path)
+    best = path.with_name("best-step3-accept1.2.ckpt")
+    best.write_bytes(content)
+    assert refusal(path).endswith(f"; move it away and give {best}")
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.finding import Finding
 from eagle3.head_files.format import draft_head
 from eagle3.head_files.record import HeadRecord, MeasuredAcceptLength
-from eagle3.prompts import Source
 from eagle3.serving.check.prompts import (
+    Conversations,
     PromptSet,
-    file_conversations,
     longest_prompt,
     question_prompts,
     validation_prompts,
@@ -33,12 +32,12 @@ SAME_MEASUREMENT = ("prompts_hash", *(each.name for each in fields(Decoding)))
 
 @dataclass(frozen=True, kw_only=True)
 class Measurer(CheckSettings):
-    """Measures heads against one target, on the prompts of `source` if there is one."""
+    """Measures heads against one target, on the conversations `asked` if there are any."""
 
     target: Target
     chat: Chat
     decoding: Decoding
-    source: Source | None
+    asked: Conversations | None
     turns: Turns
     limit: int | None
 
@@ -49,10 +48,9 @@ class Measurer(CheckSettings):
         return longest_prompt(context, max_new_tokens=how.max_new_tokens, steps=how.steps)
 
     def prompts(self, record: HeadRecord | None) -> PromptSet:
-        """Take those of the source; else of the record's validation, if its store is there; else the questions."""
-        if self.source is not None:
-            found = file_conversations(self.chat, self.source, turns=self.turns, limit=self.limit, max_length=self.room)
-            return with_history(self.target, found, max_new_tokens=self.decoding.max_new_tokens)
+        """Take those asked for; else of the record's validation, if its store is there; else the questions."""
+        if self.asked is not None:
+            return with_history(self.target, self.asked, max_new_tokens=self.decoding.max_new_tokens)
         if record is not None:
             try:
                 return validation_prompts(record.origin, turns=self.turns, limit=self.limit, max_length=self.room)
@@ -94,10 +92,11 @@ class Measurer(CheckSettings):
     def finding(self, result: MeasuredAcceptLength, record: HeadRecord | None) -> Finding:
         """Find an error below the least useful accept length, or where the export measured something else."""
         window = f" draft_window={result.draft_window}" if result.draft_window else ""
+        left_out = "".join(f", left out: {number} ({reason})" for reason, number in result.left_out.items())
         summary = (
             f"{with_error(result.accept_length, result.standard_error)} at steps={result.steps} topk={result.topk}"
             f"{window} on {result.prompts} prompts of {result.conversations} conversations ({result.prompts_from}, "
-            f"prompts.turns={result.turns})"
+            f"prompts.turns={result.turns}{left_out})"
         )
         if result.accept_length < self.min_accept_length:
             fix = (

@@ -50,8 +50,8 @@ def check_as_trained(files: HeadFiles, measurer: Measurer, trained: Head | None 
         for sample in Bar(samples, desc="as trained", unit="answer", total=measurer.limit):
             then.append(unrolled(trained, target, sample, steps))
             now.append(replayed(speculator, sample, steps))
-    except InputError as reason:  # the head was copied without its store
-        return Finding(CHECK, "skipped", str(reason))
+    except InputError as reason:  # the head was copied without its store, which is not to be made again for this
+        return Finding(CHECK, "skipped", str(reason).partition("; ")[0])
     if not then:
         return Finding(CHECK, "skipped", "no held-out answer of the training has two tokens and fits")
     return judged(measurer, gains(now), gains(then))

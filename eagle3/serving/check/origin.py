@@ -4,12 +4,35 @@ import logging
 from collections.abc import Iterator
 from pathlib import PurePath
 
+from eagle3.decoding.speculate import require_topk
 from eagle3.engine.versions import takes_ids_for_inputs
+from eagle3.errors import InputError
 from eagle3.head_files.files import IDS_KEY, LAYER_IDS, HeadFiles, ids_of
 from eagle3.head_files.finding import Level, Problem, TargetFacts
+from eagle3.head_files.format import head_config, read_kind
+from eagle3.target.facts import target_config
+from eagle3.target.files import TargetFiles
 from eagle3.target.identity import TargetIdentity, differences, other_precision
 
 log = logging.getLogger(__name__)
+
+
+def require_fits(
+    files: HeadFiles, target: TargetFiles, *, steps: int, topk: int, head: str = "head", shape: str = ""
+) -> None:
+    """Raise InputError for a head that cannot draft for the target, or not in this shape, before the target is loaded.
+    `head` and `shape` are the keys that name them."""
+    config = head_config(files)
+    facts = target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype)
+    for key in ("hidden_size", "vocab_size"):
+        if getattr(config, key) != getattr(facts, key):
+            raise InputError(
+                f"{head}: {files.path} is for a target with {key}={getattr(config, key)}, "
+                f"target.path={target.path} has {getattr(facts, key)}; give the target that it was trained on"
+            )
+    files.served_layers(facts.num_layers)
+    read_kind(files).require_steps(config, steps, setting=f"{shape}steps", head=str(files.path))
+    require_topk(topk, config.draft_vocab_size, setting=f"{shape}topk", head=str(files.path))
 
 
 def check_layer_ids(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:

@@ -3,13 +3,10 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from eagle3.decoding.speculate import require_topk
 from eagle3.errors import InputError
 from eagle3.head_files.files import HeadFiles, read_without_weights
-from eagle3.head_files.format import head_config, read_kind
-from eagle3.serving.check.origin import warn_of_precision
+from eagle3.serving.check.origin import require_fits, warn_of_precision
 from eagle3.settings.serving import CompareSettings
-from eagle3.target.facts import target_config
 from eagle3.target.files import TargetFiles, make_identity
 from eagle3.target.identity import TargetIdentity, differences, other_precision
 
@@ -34,7 +31,8 @@ def require_comparable(folders: Iterable[Path], target: TargetFiles, settings: C
     identity = make_identity(target, weights_hash="")
     for folder in folders:
         files = read_without_weights(folder)
-        _require_sizes(files, target, settings)
+        topk = max(shape.topk for shape in settings.drafts())
+        require_fits(files, target, steps=settings.most_steps, topk=topk, head="heads", shape="compare.shapes: ")
         require_own_target(files, identity, BY_FILES)
 
 
@@ -56,18 +54,3 @@ def require_targets(heads: Iterable[Path], target: TargetIdentity) -> None:
         files = read_without_weights(head)
         require_own_target(files, target, ("weights_hash",))
         warn_of_precision(files, target)
-
-
-def _require_sizes(files: HeadFiles, target: TargetFiles, settings: CompareSettings) -> None:
-    config = head_config(files)
-    facts = target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype)
-    for key in ("hidden_size", "vocab_size"):
-        if getattr(config, key) != getattr(facts, key):
-            raise InputError(
-                f"heads: {files.path} is for a target with {key}={getattr(config, key)}, "
-                f"target.path={target.path} has {getattr(facts, key)}; compare heads of one target"
-            )
-    files.served_layers(facts.num_layers)
-    read_kind(files).require_steps(config, settings.most_steps, setting="compare.shapes: steps", head=str(files.path))
-    topk = max(shape.topk for shape in settings.drafts())
-    require_topk(topk, config.draft_vocab_size, setting="compare.shapes: topk", head=str(files.path))

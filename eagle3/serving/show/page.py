@@ -8,7 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from eagle3.decoding.speculate import Measurement, load_speculator
 from eagle3.errors import InputError
-from eagle3.head_files.files import read_files
+from eagle3.head_files.files import HeadFiles
 from eagle3.secrets import public
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.prompts import PromptSet
@@ -17,15 +17,19 @@ from eagle3.serving.show.trace import Trace, rows, shown_answer, shown_rounds, t
 from eagle3.storage.files import write_whole
 
 
-def show(measurer: Measurer, head: Path, out: str, *, origin: dict[str, Any]) -> None:
-    """Decode the measurer's prompts and write the page to `out`; `origin`: commit, command, machine, versions."""
+def require_page(out: str) -> None:
+    """Raise InputError, or the system's error, where no page can be written: before an hour of decoding."""
     if "://" in out or Path(out).is_dir():
         raise InputError(f"out={out} must be a file on this machine; give one, e.g. out=show.html")
-    Path(out).parent.mkdir(parents=True, exist_ok=True)  # fails before an hour of decoding
-    speculator = load_speculator(measurer.target, read_files(head))
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+
+
+def show(measurer: Measurer, files: HeadFiles, out: str, *, origin: dict[str, Any]) -> None:
+    """Decode the measurer's prompts and write the page to `out`; `origin`: commit, command, machine, versions."""
+    speculator = load_speculator(measurer.target, files)
     prompts = measurer.prompts(None)
     traces = traced(speculator, prompts, measurer.decoding)
-    facts = page_facts(measurer, head, prompts, traces, origin)
+    facts = page_facts(measurer, files.path, prompts, traces, origin)
     write_whole(Path(out), page(measurer.target.tokenizer, traces, facts).encode())
     print(f"{out}: accept length {facts['accept length']}")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +95,16 @@ def source_of(folder: Path, rows: list[dict]) -> Source:
 def test_prompts_of_every_shape_are_measured_turn_by_turn_or_only_the_first(
     make_measurer: Callable[..., Measurer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measurer = make_measurer(source=source_of(tmp_path, ROWS), limit=None, turns="first")
-    found = measurer.prompts(None)
+    measurer = make_measurer()
+    asked = partial(file_conversations, measurer.chat, source_of(tmp_path, ROWS), limit=None, max_length=99)
+    found = replace(measurer, asked=asked(turns="first")).prompts(None)
     first = measurer.chat.prompt_ids(talk("Hi"))
     assert (found.prompts, found.conversations, found.turns) == ([first] * 4, [0, 1, 2, 3], "first")
     assert sorted(found.left_out.values()) == [1, 1]
     assert "no user turn" in found.left_out
     assert found.origin == f"prompts.path={tmp_path}/rows.jsonl"
     monkeypatch.chdir(tmp_path)
-    every = replace(measurer, turns="all").prompts(None)
+    every = replace(measurer, asked=asked(turns="all")).prompts(None)
     assert every.origin == "prompts.path=rows.jsonl"
     assert (every.prompts[:3], every.prompts[4:]) == ([first] * 3, [first])
     assert (every.conversations, every.turns, every.left_out) == ([0, 1, 2, 2, 3], "all", found.left_out)
@@ -112,8 +114,10 @@ def test_a_later_prompt_has_the_targets_greedy_answer_where_the_row_has_none(
     make_measurer: Callable[..., Measurer], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [{"turns": ["Hi", "And then?", "Why?"]}, {"turns": ["Name a colour.", "Another."]}, {"prompt": "Hi"}]
-    measurer = make_measurer(source=source_of(tmp_path, rows), limit=None)
-    found = measurer.prompts(None)
+    measurer = make_measurer()
+    source = source_of(tmp_path, rows)
+    asked = file_conversations(measurer.chat, source, turns="all", limit=None, max_length=measurer.room)
+    found = replace(measurer, asked=asked).prompts(None)
     assert found.conversations == [0, 0, 0, 1, 1, 2]
     expected = []
     for row in rows:
@@ -174,14 +178,16 @@ def test_answers_of_all_turns_are_lossless_and_the_error_is_over_conversations(
     make_measurer: Callable[..., Measurer], exported: Path, tmp_path: Path
 ) -> None:
     rows = [{"turns": ["Hi", "And then?"]}, {"prompt": "Name a colour."}, {"turns": ["Why?", "How?"]}]
-    measurer = make_measurer(source=source_of(tmp_path, rows), limit=2)
-    prompts = measurer.prompts(None)
+    measurer = make_measurer()
+    asked = file_conversations(measurer.chat, source_of(tmp_path, rows), turns="all", limit=2, max_length=99)
+    prompts = replace(measurer, asked=asked).prompts(None)
     result = measurer.measured(read_files(exported), prompts, lossless=True)
     assert result.lossless == 1.0
     assert (result.prompts, result.conversations, result.turns) == (3, 2, "all")
-    assert measurer.finding(result, None).message.endswith(
-        f"3 prompts of 2 conversations (prompts.path={tmp_path}/rows.jsonl, prompts.turns=all)"
-    )
+    where = f"3 prompts of 2 conversations (prompts.path={tmp_path}/rows.jsonl, prompts.turns=all"
+    assert measurer.finding(result, None).message.endswith(f"{where})")
+    fewer = replace(result, left_out={"no user turn": 4})
+    assert measurer.finding(fewer, None).message.endswith(f"{where}, left out: 4 (no user turn))")
     decoded = Measurement([Decoded([5] * 4, 3, [accepted, 0], 0, "length") for accepted in (2, 1, 0)], 1.0, 1.0)
     # Without one conversation or the other: 1 + 0 / 3 and 1 + 3 / 6.
     assert measurer.summary(decoded, prompts).standard_error == pytest.approx(0.25)

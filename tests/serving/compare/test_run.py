@@ -133,7 +133,7 @@ def test_heads_are_named_by_their_folders_unless_two_are_alike_and_each_is_named
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"hidden_size": 32}, r"worse is for a target with hidden_size=32, target\.path=.*tiny has 192; compare"),
+        ({"hidden_size": 32}, r"worse is for a target with hidden_size=32, target\.path=.*tiny has 192; give"),
         ({"head_kind": "nowhere.Kind"}, r"model\.kind=nowhere\.Kind"),
         ({"draft_vocab_size": 2}, "topk=3: .*worse can draft no more than its 2 tokens; lower topk"),
         ({"eagle_config": {IDS: [1, 2, 70]}, IDS: [2, 3, 71]}, "worse: layer ids"),
