@@ -61,12 +61,12 @@ def test_a_block_drafter_trains_is_exported_checked_and_decodes_without_loss(fol
 def test_what_the_kind_cannot_do_is_one_line(folder: Path) -> None:
     serve = ["target.path=TARGET", f"head={HEAD}", "prompts.path=FILE.jsonl"]
     train = ["model=blocks", "data.path=outputs/five/features", "ttt_steps=7"]
-    no_server, at_most = f"head={HEAD}: no server can serve heads of kind", "the head, of kind blocks.Blocks, drafts at"
+    no_server, at_most = f"head={HEAD}: no server can serve heads of kind", ", of kind blocks.Blocks, drafts at most 4"
     for name, words, message in (
         ("serve", ["action=bench", *serve], no_server),
         ("serve", ["action=tune", *serve], no_server),
-        ("serve", ["action=decode", *serve, "steps=5"], f"steps=5: {at_most} most 4"),
-        ("train", train, f"ttt_steps=7: {at_most} most 4"),
+        ("serve", ["action=decode", *serve, "steps=5"], f"steps=5: {HEAD}{at_most}"),
+        ("train", train, f"ttt_steps=7: the head{at_most}"),
         ("train", [*train, "model.block_size=0"], "model.block_size=0"),
     ):
         done = run_script(name, *OURS, *words, "hydra.run.dir=outputs/refused", cwd=folder)
