@@ -111,8 +111,8 @@ def find_notes(loads: Sequence[MeasuredLoad], facts: Mapping[str, Any], plan: Be
     ends = [answer.finish_reason for load in loads for answer in load.result.complete]
     if 2 * (cut := ends.count("length")) > len(ends):
         found["short answers"] = (
-            f"{cut} of {len(ends)} were cut at max_new_tokens={plan.sampling['max_new_tokens']}: under a high load, "
-            f"starting requests takes much time, and less with answers as long as yours"
+            f"{cut} of {len(ends)} were cut at max_new_tokens={plan.sampling['max_new_tokens']}: with short answers a "
+            f"busy server spends much of its time starting requests; set max_new_tokens to the length of yours"
         )
     most_requests = plan.settings.requests_per_place * max(plan.settings.concurrency)
     for name, conversations in plan.conversations.items():
