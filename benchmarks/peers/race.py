@@ -1,11 +1,11 @@
-"""SpecForge's training and ours on one machine: the rate of a step, or the GPU-seconds until heads accept as much.
+"""Other trainers and ours on one machine: the rate of a step, or heads on the same features and what they accept.
 
-The rate of a step is also that of speculators, where that package is installed.
+The trainers are SpecForge and, where that package is installed, speculators 0.9.
 
     git -C SPECFORGE archive HEAD specforge | tar x -C TREE && git -C SPECFORGE rev-parse HEAD > TREE/COMMIT
     python benchmarks/peers/race.py --specforge TREE --folder DIR --out benchmarks/results/race.json # times steps
-    python benchmarks/peers/race.py --specforge TREE --folder DIR --out benchmarks/results/race_heads.json \\
-        --store STORE --target TARGET --held-out FILE # trains heads
+    python benchmarks/peers/race.py --specforge TREE --folder DIR --out FILE --heads benchmarks/peers/heads.yaml \\
+        --store STORE --target TARGET --held-out FILE ... # trains heads
     python benchmarks/peers/race.py --specforge TREE --folder DIR --out /tmp/race.json --small # also on the CPU
 
 The step: forward, backward, clipping and optimizer on documents of random numbers, with a head of Llama-3.1-8B's shape,
@@ -13,18 +13,16 @@ K = 7, D = 32,000, and on one batch of SpecForge's published shape, whose target
 documents. SpecForge runs in each layout (race_specforge.py), the fastest counts. It trains the lm_head, with AdamW;
 speculators keeps it fixed and takes Muon, as train.py does by default. Ours runs both ways.
 
-The heads: EAGLE-3 of one shape and draft vocabulary, on the same samples in the same packs and order, each by its own
-recipe: SpecForge's optimizer with each of --lr, ours that of train.py's defaults. GPU-seconds are those of the steps.
-The heads of each epoch, or of --epochs, decode the held-out prompts; the goal is what the best SpecForge head accepts
-at its end.
+The heads: those of a YAML file, in groups. Samples, answers and order are the same for all, and each has the optimizer,
+schedule and loss of its trainer. Each head decodes the held-out prompts (`serve.py action=compare`) and is compared
+with the first of its group. `seconds` are those of the steps; with --at-once they include the other trainings' work.
 
-Both train K steps against the teacher's probabilities on the draft vocabulary, SpecForge's weighted by 0.8^k, ours by
-the recipe's loss.decay. What else differs: SpecForge's weights are bf16 over float32 masters, its lm_head starts at
-random, its loss is a mean over all rows, and it trains row t at step k where x_{t+k} is an answer token: not the last
-prompt token's row, with which serving starts.
+What differs from ours: SpecForge's weights are bf16 over float32 masters, its lm_head starts at random, and it trains
+row t at step k where x_{t+k} is an answer token: not the last prompt token's row, with which serving starts
+(`first_chain: true` adds that row). What differs in speculators: race_speculators.py.
 
 Each contestant runs in a process of its own, whose result and log are in DIR; a result that exists is not made again.
-A contestant that fails is left out of the table of steps; with --store it ends the script, after the other trainings.
+A contestant that fails is left out, and named.
 """
 
 import argparse
@@ -35,6 +33,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -43,7 +42,8 @@ from typing import Any
 
 import torch
 import torch._dynamo
-from contestant import PLAIN_HEAD, TRAINED, WARM_UP, Contestant, planned, trained
+import yaml
+from contestant import TRAINED, WARM_UP, Contestant, planned, trained
 from random_head import LLAMA_8B, SMALL, RandomSamples, random_head, whole_step
 from result import ROOT, write_result
 from step_cost import timed
@@ -59,6 +59,8 @@ from eagle3.head_files.format import save_head
 from eagle3.settings.training import TrainRun
 from eagle3.storage.files import read_json, write_json
 
+HERE = Path(__file__).parent
+SHAPES = "[{steps: 3, topk: 1, draft_tokens: null}, {steps: 7, topk: 1, draft_tokens: null}]"
 REPEATS = 20
 BATCHES = {  # lengths of documents, share of answers
     "[128, 256, 512, 2048], a quarter prompt": ([128, 256, 512, 2048], 0.75),
@@ -81,7 +83,6 @@ LIKE_PEER = {  # ways that train the same parameters with the same kind of optim
 }
 PUBLISHED_VOCAB = 32000  # V of SpecForge's own measurement
 LAYERS = [2, 16, 29]  # of a head of random numbers
-GOAL = "all, chain of 7, greedy"
 
 
 class Ours:
@@ -111,11 +112,11 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--worker"]:
         given = json.loads(arguments[1])
         logging.basicConfig(level=logging.INFO, format="%(message)s")  # which kernels were chosen, and why
-        write_json(Path(given["out"]), {"curve": train(given)} if "heads" in given else time_steps(given))
+        write_json(Path(given["out"]), train(given) if "trainer" in given else time_steps(given))
         return
     options = parsed(arguments)
     result: dict[str, Any] = {"specforge": (options.specforge / "COMMIT").read_text().strip()}
-    result |= {"heads": heads(options)} if options.store else {"steps": steps(options)}
+    result |= heads(options) if options.heads else {"steps": steps(options)}
     write_result(options.out, result, arguments)
     print(json.dumps(result, indent=1))
 
@@ -126,18 +127,19 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--small", action="store_true", help="steps of tiny sizes, also on the CPU: does it run?")
-    parser.add_argument("--store", type=Path, help="features of TARGET: train heads on them instead of timing steps")
-    parser.add_argument("--target", type=Path, help="needed by --store")
-    parser.add_argument("--held-out", type=Path, help="prompts that the heads decode, needed by --store")
-    parser.add_argument("--limit", type=int, default=400, help="number of these prompts")
-    parser.add_argument("--lr", type=float, nargs="+", default=[1e-4, 1e-3], help="of SpecForge")
-    parser.add_argument("--epochs", type=int, nargs="+", help="whose heads decode the prompts; none: all")
-    parser.add_argument("overrides", nargs="*", help="of train.py for every head: trainer.max_epochs=2, experiment=…")
-    options = parser.parse_intermixed_args(arguments)
-    if options.store and not (options.target and options.held_out):
-        parser.error("--store needs --target and --held-out")
+    parser.add_argument("--heads", type=Path, help="YAML of heads: train these instead of timing steps")
+    parser.add_argument("--store", type=Path, help="features of TARGET, needed by --heads")
+    parser.add_argument("--target", type=Path, help="needed by --heads")
+    parser.add_argument("--held-out", type=Path, nargs="+", default=[], help="prompts that the heads decode")
+    parser.add_argument("--limit", type=int, default=400, help="number of prompts of each file")
+    parser.add_argument("--at-once", type=int, default=1, help="trainings, and then comparisons, at the same time")
+    parser.add_argument("--overrides", nargs="*", default=[], help="of train.py for every head: trainer.max_epochs=2")
+    options = parser.parse_args(arguments)
+    if options.heads and not (options.store and options.target):
+        parser.error("--heads needs --store and --target")
     options.folder.mkdir(parents=True, exist_ok=True)
-    options.samplings = "[{temperature: 0}]"  # of `compared`
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])  # of normed_residual.py
+    options.samplings, options.shapes = "[{temperature: 0}]", SHAPES
     return options
 
 
@@ -241,75 +243,82 @@ def step_cost(contestant: Contestant, shape: HeadConfig, lengths: list[int], ans
 
 
 def heads(options: argparse.Namespace) -> dict[str, Any]:
-    """Train and decode all; return the curves, and the GPU-seconds to what the best SpecForge head accepts."""
-    overrides = [*PLAIN_HEAD, f"data.path={options.store.resolve()}", *options.overrides]
-    require_epochs(options.epochs, overrides)
-    given = {"heads": str((options.folder / "heads").resolve()), "epochs": options.epochs, "overrides": overrides}
-    runs = {f"SpecForge, lr {lr:g}": {**given, "lr": lr} for lr in options.lr} | {"ours, recipe": given}
-    found = {name: worked(options, name, {**run, "name": file_name(name)}) for name, run in runs.items()}
-    if not all(found.values()):
-        sys.exit("not all heads were trained")
-    curves = {name: each["curve"] for name, each in found.items()}
-    folders = {f"{name}, {point['head']}": Path(point["head"]) for name, curve in curves.items() for point in curve}
-    options.target, options.held_out = options.target.resolve(), options.held_out.resolve()
-    chains = compared((options.folder / "compared").resolve(), folders, options.held_out, options)
-    of_all = [chain for chain in chains if chain.startswith("all,")]
-    for name, curve in curves.items():
-        for point in curve:
-            way = f"{name}, {point['head']}"
-            point["accept_length"] = {chain: chains[chain][way]["accept_length"] for chain in of_all}
-            point["head"] = Path(point["head"]).name
-    return {"curves": curves, **seconds_to_the_same(curves, GOAL)}
-
-
-def require_epochs(wanted: list[int] | None, overrides: list[str]) -> None:
-    """Exit if a run would end without a head to decode."""
-    last = training_run(["run_dir=.", *overrides]).trainer.keys["max_epochs"]
-    if wanted and not any(1 <= epoch <= last for epoch in wanted):
-        sys.exit(f"--epochs={wanted} names no epoch of trainer.max_epochs={last}; give 1 to {last}")
-
-
-def seconds_to_the_same(curves: dict[str, list[dict[str, Any]]], chain: str) -> dict[str, Any]:
-    """Return what the best SpecForge head accepts at its end, and the seconds of every run until then, if ever."""
-    theirs = [curve for name, curve in curves.items() if name.startswith("SpecForge")]
-    goal = max(curve[-1]["accept_length"][chain] for curve in theirs)
-    taken = {
-        name: next((point["seconds"] for point in curve if point["accept_length"][chain] >= goal), None)
-        for name, curve in curves.items()
+    """Train and decode all; return each head's training and what it accepts."""
+    ways = yaml.safe_load(options.heads.read_text())
+    options.target = options.target.resolve()
+    wanted = {
+        f"{title}, {name}, lr {lr:g}": {**way, "lr": lr, "group": title}
+        for title, group in ways["groups"].items()
+        for name, way in group.items()
+        for lr in way["lr"]
     }
-    reached = {name: seconds for name, seconds in taken.items() if seconds is not None}
-    first = min(seconds for name, seconds in reached.items() if name.startswith("SpecForge"))
-    shares = {name: seconds / first for name, seconds in reached.items()}
-    return {"chain": chain, "accept_length": goal, "seconds_until": taken, "share_of_specforge": shares}
+
+    def training(name: str) -> Any:
+        overrides = [f"data.path={options.store.resolve()}", *ways["train"], *options.overrides]
+        head = (options.folder / "heads" / file_name(name)).resolve()
+        given = {"head": str(head), "target": str(options.target)}
+        return worked(options, name, {**wanted[name], **given, "overrides": [*overrides, *wanted[name]["overrides"]]})
+
+    with ThreadPoolExecutor(options.at_once) as pool:
+        found = {name: done for name, done in zip(wanted, pool.map(training, wanted), strict=True) if done}
+        groups = {title: [name for name in found if wanted[name]["group"] == title] for title in ways["groups"]}
+        pairs = [(title, file) for title, names in groups.items() if names for file in options.held_out]
+        rows = pool.map(lambda pair: decoded(options, pair[0], groups[pair[0]], found, pair[1]), pairs)
+        accepted = {f"{title}, {file.stem}": row for (title, file), row in zip(pairs, rows, strict=True)}
+    return {"failed": [*(wanted.keys() - found)], "ways": ways, "trainings": found, "accepted": accepted}
 
 
-def train(given: dict[str, Any]) -> list[dict[str, Any]]:
-    """Train a head, save it after the given epochs, and return the seconds that its steps took up to there."""
+def decoded(
+    options: argparse.Namespace, group: str, names: list[str], found: dict[str, Any], held_out: Path
+) -> dict[str, Any]:
+    """Return what the heads of a group accept on all prompts of a file, and the differences from the first."""
+    folders = {name: Path(found[name]["head"]) for name in names}
+    run = (options.folder / "compared" / file_name(f"{group} {held_out.stem}")).resolve()
+    chains = compared(run, folders, held_out.resolve(), options)
+    return {chain.removeprefix("all, "): row for chain, row in chains.items() if chain.startswith("all, ")}
+
+
+def train(given: dict[str, Any]) -> dict[str, Any]:
+    """Train a head, save it after the last epoch, and return the seconds of its steps."""
     torch.set_num_threads(1)  # packs are made of small tensors, on which a team of threads waits for itself
-    run = training_run(["run_dir=.", *given["overrides"]])
+    rate = [f"optim.lr={given['lr']}"] if given["trainer"] == "ours" else []
+    run = training_run([*given["overrides"], *rate])
     torch.set_float32_matmul_precision(run.matmul_precision)
     data, _ = build_training(run)
-    plans = planned(data, run)
-    make = maker(run, given.get("lr"), sum(map(len, plans)))
-    return list(trained(make, data, plans, given["epochs"], f"{given['heads']}/{given['name']}"))
+    plans = planned(data, run, alone=given.get("layout") == "alone")
+    return trained(maker(run, given, sum(map(len, plans))), data, plans, Path(given["head"]))
 
 
-def maker(run: TrainRun, lr: float | None, total_steps: int) -> Callable[[], Contestant]:
-    """Return what makes a fresh contestant: SpecForge with its learning rate, without one ours."""
+def maker(run: TrainRun, given: dict[str, Any], total_steps: int) -> Callable[[], Contestant]:
+    """Return what makes a fresh contestant."""
+    compiled: list[Any] = []
 
     def make() -> Contestant:
         torch.manual_seed(run.seed)
         data, module = build_training(run)
         layers = data.source.made_from.capture_layers
-        if lr is None:
+        if given["trainer"] == "ours":
             clip = run.trainer.keys["gradient_clip_val"]
             return Ours(Step(module, run), clip, total_steps=total_steps, capture_layers=layers)
+        longest = max(data.settings.pack_tokens, int(data.train_samples.tokens.max()))
+        if given["trainer"] == "speculators":
+            from race_speculators import Speculators, prepare_compiler, settings_of
+
+            if not compiled:  # its next model would be compiled again
+                prepare_compiler()
+                settings = settings_of(given["lr"], run, defaults=given.get("defaults", False))
+                target = Path(given["target"])
+                sizes = {"row_tokens": longest, "total_steps": total_steps}
+                compiled.append(Speculators(module.head, target, layers, settings, **sizes))
+            compiled[0].begin()
+            return compiled[0]
         from race_specforge import SpecForge
 
+        layout = given["layout"] if on_gpu() else "alone"  # its attention to several documents needs one
         return SpecForge(
             module.head, *data.source.target_weights(), capture_layers=layers, ttt_steps=run.ttt_steps,
-            total_steps=total_steps, lr=lr, layout="joined" if on_gpu() else "alone", compact_teacher=False,
-            row_tokens=data.settings.pack_tokens, device=device(),
+            total_steps=total_steps, lr=given["lr"], layout=layout, compact_teacher=False, row_tokens=longest,
+            device=device(), first_chain=given.get("first_chain", False),
         )  # fmt: skip
 
     return make
@@ -322,15 +331,14 @@ def worked(options: argparse.Namespace, name: str, given: dict[str, Any]) -> Any
     """Return what a contestant's process found, or None where it ended with an error."""
     out = options.folder / f"{file_name(name)}.json"
     if not out.exists():
-        of_specforge = [str(options.specforge.resolve())] if {"layout", "lr"} & set(given) else []
-        paths = [*of_specforge, str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+        places = map(str, [options.specforge.resolve(), ROOT, ROOT / "benchmarks", os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, __file__, "--worker", json.dumps({**given, "out": str(out.resolve())})]
         print("$", *command[1:], flush=True)
         # Without a GPU nothing is compiled: it is only asked whether it runs.
         quick = {} if on_gpu() else {"TORCHDYNAMO_DISABLE": "1"}
         with out.with_suffix(".log").open("wb") as log:
             subprocess.run(
-                command, env={**os.environ, **quick, "PYTHONPATH": os.pathsep.join(filter(None, paths))}, stdout=log,
+                command, env={**os.environ, **quick, "PYTHONPATH": os.pathsep.join(filter(None, places))}, stdout=log,
                 stderr=subprocess.STDOUT,
             )  # fmt: skip
     if not out.exists():

@@ -68,8 +68,9 @@ class SpecForge:
         compact_teacher: bool,
         row_tokens: int | None,
         device: torch.device,
+        first_chain: bool = False,
     ) -> None:
-        self.layout, self.row_tokens, self.device = layout, row_tokens, device
+        self.layout, self.row_tokens, self.device, self.first_chain = layout, row_tokens, device, first_chain
         self.documents: Int[Tensor, " L"] | None = None
         on_gpu = device.type == "cuda"
         self.dtype = torch.bfloat16 if on_gpu else torch.float32
@@ -139,9 +140,12 @@ class SpecForge:
         answer's end: those tokens are left out."""
         target = torch.zeros(len(has_teacher), pack.last_hidden_state.shape[1], dtype=self.dtype, device=self.device)
         target[has_teacher] = pack.last_hidden_state.to(self.dtype)
+        trained = pack.turns > 0
+        if self.first_chain:
+            trained |= pad(trained[1:], (0, 1))
         return {
             "input_ids": pack.input_ids,
-            "loss_mask": ((pack.turns > 0) & pad(has_teacher[1:], (0, 1))).long(),
+            "loss_mask": (trained & pad(has_teacher[1:], (0, 1))).long(),
             "attention_mask": torch.ones_like(pack.input_ids),
             "position_ids": pack.positions,
             "hidden_state": pack.aux_hidden_states.to(self.dtype),

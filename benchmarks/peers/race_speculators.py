@@ -1,16 +1,13 @@
-"""EAGLE-3 heads trained by speculators 0.9 on a feature store of this project, in the packs and order of race.py.
-
-    python benchmarks/peers/race_speculators.py --store STORE --target TARGET --out DIR --lr 1e-3 --epochs 6 --save 2 6
+"""speculators' EAGLE-3 training on this project's samples, for race.py, with version 0.9 of its package.
 
 Model, verifier's weights, loss, optimizers, schedule, shift of a sample and collation of a pack are those of the
-package speculators, as `speculators train` puts them together; a setting that is not named here has its default. This
-project gives the samples, the packs, their order, the draft vocabulary, and the timing. DIR gets a folder for each head
-that is saved, as `serve.py` reads it, and result.json, which is written again after each of them.
+package, as `speculators train` puts them together; a setting that is not named here has its default. This project gives
+the samples, the packs, their order and the draft vocabulary.
 
-What differs from its defaults: K = 7 unrolled steps instead of 3 (ttt_steps=), rows of data.pack_tokens instead of
-8,192 tokens, attention to the whole text instead of to the last 2,048 tokens, and no norm_before_residual,
-norm_before_fc and norm_output: the shape of model=eagle3. As in its own code the head's lm_head stays what it begins
-as, the target's rows of the draft vocabulary.
+Its defaults are K = 3 unrolled steps, norms before the residual, before fc and on the output, a window of 2,048 tokens
+and rows of 8,192 tokens; `settings_of` makes the plain EAGLE-3 head from them, with attention to the whole text. K and
+the length of rows are those of the run. As in its own code the head's lm_head stays what it begins as, the target's
+rows of the draft vocabulary.
 
 The store has final-normed states, so the verifier's final norm, which comes before its lm_head, is left out. Its loss
 wants the teacher of each answer token; the store has none for the last token of an answer, which is left out.
@@ -18,19 +15,13 @@ wants the teacher of each answer token; the store has none for the last token of
 Shapes: T tokens of a sample, J of them with a teacher, A captured layers, H hidden size.
 """
 
-import argparse
-import json
-import logging
 import tempfile
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo
-from contestant import PLAIN_HEAD, planned, trained
-from result import write_result
 from safetensors.torch import save_file
 from speculators.models.eagle3 import Eagle3DraftModel, shift_batch
 from speculators.train.cli import create_transformer_layer_config
@@ -38,15 +29,15 @@ from speculators.train.config import TrainConfig
 from speculators.train.data import CollateFn
 from speculators.train.trainer import Trainer, TrainerConfig
 from torch import Tensor, nn
-from train_step import device, on_gpu, training_run
+from train_step import device, on_gpu
 from transformers import LlamaConfig
 
-from eagle3.adapters.quiet import quiet_libraries
-from eagle3.commands.train import build_training
 from eagle3.data.pack import pack_samples
 from eagle3.features.sample import Sample
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.draft_vocab import membership, to_offsets
+from eagle3.head.eagle3 import EAGLE3
+from eagle3.head.registry import kind_named, new_head
 from eagle3.head_files.format import save_head
 from eagle3.settings.training import TrainRun
 
@@ -100,9 +91,12 @@ class Speculators:
         self.dtype = getattr(torch, self.settings["hidden_states_dtype"]) if on_gpu() else torch.float32
         self.row_tokens = row_tokens  # rows are filled up to so many, as its loader does; None: to whole blocks
         self.arguments, _ = Eagle3DraftModel.get_trainer_kwargs(**self.settings)
+        self.first = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self.begin()
 
     def begin(self) -> None:
-        """Make fresh optimizers and schedules, which `step` needs."""
+        """Return to the first weights, with fresh optimizers and schedules."""
+        self.model.load_state_dict(self.first)
         names = {name: self.settings[name] for name in TrainerConfig._fields if name in self.settings}
         config = TrainerConfig(
             num_epochs=self.settings["epochs"],
@@ -145,7 +139,8 @@ class Speculators:
         """Return the head as this project's decoder runs it; every tensor of either must have its place."""
         norms = {name: self.settings[name] for name in ("fc_norm", "norm_before_fc", "norm_output")}
         config = replace(self.head, **norms)
-        head = DraftHead(config, self.draft_ids)
+        kind = kind_named("normed_residual.NormedResidual") if self.settings["norm_before_residual"] else EAGLE3
+        head = new_head(kind, config, self.draft_ids)
         named = {
             name.replace("layers.0.", "midlayer.", 1): tensor.detach().cpu()
             for name, tensor in self.model.named_parameters()
@@ -160,72 +155,15 @@ class Speculators:
         save_head(folder, self.exported(), self.capture_layers, "bfloat16")
 
 
-def main() -> None:
-    options = parsed()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    torch.set_num_threads(1 if on_gpu() else 2)  # packs are made of small tensors, as in race.py
-    prepare_compiler()
-    run = training_run(
-        ["run_dir=.", *PLAIN_HEAD, f"data.path={options.store.resolve()}", "data.verify=false",
-         f"trainer.max_epochs={options.epochs}", *options.overrides]
-    )  # fmt: skip
-    torch.set_float32_matmul_precision(run.matmul_precision)
-    data, module = build_training(run)
-    plans = planned(data, run)
-    torch.manual_seed(run.seed)
-    row_tokens = max(data.settings.pack_tokens, int(data.train_samples.tokens.max()))
-    contestant = Speculators(
-        module.head, options.target.resolve(), data.source.made_from.capture_layers,
-        settings_of(options.lr, options.epochs, run),
-        row_tokens=row_tokens, total_steps=sum(map(len, plans)),
-    )  # fmt: skip
-    first = {name: tensor.clone() for name, tensor in contestant.model.state_dict().items()}
-
-    def make() -> Speculators:
-        contestant.model.load_state_dict(first)
-        contestant.begin()
-        return contestant
-
-    result = {
-        "speculators": version("speculators"),
-        "lm_head_frozen": not contestant.model.lm_head.weight.requires_grad,
-        "settings": {name: contestant.settings[name] for name in SHOWN},
-        "curve": [],
-    }
-    print(json.dumps(result), flush=True)
-    for point in trained(make, data, plans, options.save, f"{options.out}/{options.out.name}"):
-        result["curve"].append(point)
-        write_result(options.out / "result.json", result)
-
-
-SHOWN = ["optimizer", "lr", "weight_decay", "muon_lr", "muon_momentum", "muon_weight_decay", "muon_adjust_lr_fn",
-         "scheduler_type", "loss_fn", "ttt_steps", "ttt_step_loss_decay", "norm_before_fc", "norm_output",
-         "norm_before_residual", "draft_vocab_size", "epochs", "full_attention_indices"]  # fmt: skip
-
-
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", type=Path, required=True, help="features of TARGET")
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the heads and result.json")
-    parser.add_argument("--lr", type=float, default=1e-3, help="of Muon and AdamW; 1e-3 is the default of both")
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--save", type=int, nargs="+", default=[2, 6], help="epochs after which the head is saved")
-    parser.add_argument("--overrides", nargs="*", default=[], help="of train.py: data.KEY=…, seed=, ttt_steps=")
-    options = parser.parse_args()
-    if not set(options.save) <= set(range(1, options.epochs + 1)):
-        parser.error(f"--save {options.save} names epochs outside 1 to {options.epochs}")
-    options.out = options.out.resolve()
-    return options
-
-
-def settings_of(lr: float, epochs: int, run: TrainRun) -> TrainConfig:
-    """Return its settings for this run: its defaults but for what is listed at the top."""
+def settings_of(lr: float, run: TrainRun, *, defaults: bool) -> TrainConfig:
+    """Return its settings for this run: its defaults, or what makes them the plain head (top of the file)."""
     loss, attention = ("fused", "simple_flex_attention") if on_gpu() else ("eager", "sdpa")
-    plain = {"norm_before_residual": False, "norm_before_fc": False, "norm_output": False}
+    norms = dict.fromkeys(("norm_before_residual", "norm_before_fc", "norm_output"), False)
+    plain = {**norms, "full_attention_indices": [0]}
+    epochs = run.trainer.keys["max_epochs"]
     return TrainConfig(
         speculator_type="eagle3", seed=run.seed, optimizer={"lr": lr}, trainer={"epochs": epochs},
-        draft={"full_attention_indices": [0], "draft_attn_impl": attention, **plain},
+        draft={"draft_attn_impl": attention, **({} if defaults else plain)},
         loss={"ttt_steps": run.ttt_steps, "loss_implementation": loss},
     )  # fmt: skip
 
@@ -246,9 +184,8 @@ def of_random_target(head: DraftHead, capture_layers: list[int], run: TrainRun, 
         names = ("model.embed_tokens.weight", "lm_head.weight")
         tensors = {name: rows.clone() for name in names} | {"model.norm.weight": torch.ones(shape.hidden_size)}
         save_file(tensors, f"{folder}/model.safetensors")
-        settings = settings_of(1e-3, 1, run)
+        settings = settings_of(1e-3, run, defaults=False)
         contestant = Speculators(head, Path(folder), capture_layers, settings, row_tokens=None, total_steps=total_steps)
-    contestant.begin()
     return contestant
 
 
@@ -282,8 +219,3 @@ def separate_autotuned_lists() -> None:
             for name, value in vars(kernel).items():
                 if isinstance(value, list):
                     setattr(kernel, name, list(value))
-
-
-if __name__ == "__main__":
-    quiet_libraries()
-    main()
