@@ -122,7 +122,7 @@ class BatchedTrees:
 
 
 class SteppedTrees:
-    """The same for a head of any kind: the trees of one position after the other, as decoding drafts them."""
+    """The same for a head whose kind decodes in a way of its own: one position after the other, as it drafts them."""
 
     @torch.inference_mode()
     def __init__(
@@ -142,12 +142,13 @@ class SteppedTrees:
         for position, root in enumerate(roots):
             hidden = cached.confirm(self.aux_hidden_states[confirmed:root], self.ids[confirmed + 1 : root + 1])
             confirmed = root
-            for depth in range(1, steps + 1):
-                candidates = most_draft_tokens(depth, topk) - 1
-                tree = draft_tree(head, cached, hidden, steps=depth, topk=topk, num_drafts=candidates)
-                order = torch.tensor(tree.scores).argsort(descending=True, stable=True).tolist()
-                own = [order.index(node) for node in tree.walk(self.ids[root + 1 : root + 1 + depth])]
-                found[position, depth - 1] = torch.tensor(own + [candidates] * (steps - len(own)))
+            ends = [most_draft_tokens(depth, topk) - 1 for depth in range(1, steps + 1)]
+            tree = draft_tree(head, cached, hidden, steps=steps, topk=topk, num_drafts=ends[-1])
+            own = tree.walk(self.ids[root + 1 : root + 1 + steps])
+            for depth, end in enumerate(ends, start=1):  # the first `end` candidates are the tree of so many steps
+                order = torch.tensor(tree.scores[:end]).argsort(descending=True, stable=True).tolist()
+                places = [order.index(node) for node in own[:depth]]
+                found[position, depth - 1] = torch.tensor(places + [end] * (steps - len(places)))
         return found
 
 

@@ -23,7 +23,7 @@ from eagle3.answers.generate import generate
 from eagle3.decoding.batched_trees import BatchedTrees, SteppedTrees
 from eagle3.decoding.speculate import Speculator
 from eagle3.decoding.verifier import Sampling
-from eagle3.head.eagle3 import EAGLE3
+from eagle3.head.eagle3 import Eagle3
 from eagle3.head.registry import kind_named
 from eagle3.head.simulate_decoding import rounds_of_turn
 from eagle3.progress import Bar
@@ -91,7 +91,8 @@ def record(
     draft_window: int | None = None,
 ) -> Recording:
     """Draft the trees of `topks` at every token of answers that continue `steps` tokens or more beyond their ends."""
-    make_trees = BatchedTrees if kind_named(speculator.head.kind) is EAGLE3 else SteppedTrees
+    own_decode = type(kind_named(speculator.head.kind)).cached is not Eagle3.cached
+    make_trees = SteppedTrees if own_decode else BatchedTrees
     capture = Capture(speculator.target, speculator.capture_layers)
     recording = Recording({topk: [] for topk in topks})
     for each in answers:

@@ -176,3 +176,10 @@ class DraftHead(Head):
         cos, sin = self.rotary(heads, positions[None])
         first, second = heads.chunk(2, dim=-1)
         return heads * cos[0][:, None] + torch.cat([-second, first], dim=-1) * sin[0][:, None]
+
+
+def own_layer(head: Head) -> str | None:
+    """Say why the fused kernels, which compute `DraftHead`, do not compute this subclass of it; None if they do."""
+    if isinstance(head, DraftHead) and type(head) is not DraftHead:
+        return f"computes EAGLE-3's layer, not that of {type(head).__name__}"
+    return None

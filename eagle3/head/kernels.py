@@ -78,11 +78,13 @@ def choose_kernels(
     precision: str,
     config: HeadSizes,
     divergence: Divergence = SOFT_CROSS_ENTROPY,
+    layer_obstacle: str | None = None,
     graphs_obstacle: str | None = None,
 ) -> KernelPlan:
     """Return the plan, and log it as a table: what runs, and why faster options do not.
 
-    `precision` is the trainer's, e.g. "bf16-mixed"; `graphs_obstacle` is what the caller has against CUDA graphs.
+    `precision` is the trainer's, e.g. "bf16-mixed"; the two obstacles are what the caller has against the fused layer
+    and CUDA graphs.
     Raises InputError if a named part, float8, or CUDA graphs cannot run.
     """
     no_triton = triton_obstacle(device)
@@ -90,7 +92,7 @@ def choose_kernels(
     obstacles = {
         "attention": {name: flash_obstacle(name, device, precision, head_dim) for name in FASTEST_FIRST},
         # Without Triton it runs only if it is named.
-        "layer": {"fused": no_triton if settings.layer == "auto" and not settings.fp8 else None},
+        "layer": {"fused": layer_obstacle or (no_triton if settings.layer == "auto" and not settings.fp8 else None)},
         "loss": {},
     }
     chosen, rows = {}, []

@@ -24,6 +24,7 @@ from eagle3.adapters.lightning import resume_after_finished_epochs, skip_needles
 from eagle3.errors import InputError
 from eagle3.head.batch import TttBatch
 from eagle3.head.divergence import PlainDivergence, require_consistent
+from eagle3.head.draft_head import own_layer
 from eagle3.head.head import Head
 from eagle3.head.kernels import KernelPlan, KernelSettings, choose_kernels
 from eagle3.head.kind import described
@@ -116,6 +117,7 @@ class HeadTraining(lightning.LightningModule):
             precision=precision,
             config=self.head.config,
             divergence=self.loss.divergence,
+            layer_obstacle=own_layer(self.head),
             graphs_obstacle=self._graphs_obstacle(),
         )
         vocab_size, by_gradient = self.head.config.draft_vocab_size, self.kernels.loss is not plain_loss

@@ -1,6 +1,7 @@
 """Other kinds of heads: a second kind, which exists only in tests, trains, is exported and decodes."""
 
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +17,13 @@ from training_runs import Run
 from two_layer_head import TwoLayerHead, TwoLayers
 
 from eagle3.decoding.batched_trees import BatchedTrees, SteppedTrees
-from eagle3.decoding.replay import answer_all, record
+from eagle3.decoding.replay import Answered, answer_all, record
 from eagle3.decoding.speculate import Speculator, plain_greedy
 from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead, HeadConfig
+from eagle3.head.eagle3 import Eagle3
 from eagle3.head.kind import Kind
+from eagle3.head.layer import PlainLayer
 from eagle3.head.registry import kind_in, kind_named, new_head
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import load_head
@@ -85,14 +88,50 @@ def test_a_second_kind_decodes_without_loss_and_its_trees_are_replayed_as_they_a
         assert sum(rounds.gained) == sum(decoded.accepted)
 
 
-def test_stepped_trees_are_those_of_eagle3() -> None:
-    target = small_target()
-    speculator, capture = Speculator(target, fitted_head(target, PROMPT), LAYERS), Capture(target, LAYERS)
+class OtherResidualHead(DraftHead):
+    kind = f"{__name__}.OtherResidual"
+
+    def output(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        return super().output(self.midlayer.hidden_norm(hidden), attended)
+
+
+class OtherResidual(Eagle3):
+    def new_head(self, config: HeadConfig, draft_ids: Tensor) -> DraftHead:
+        return OtherResidualHead(config, draft_ids)
+
+
+def test_stepped_trees_are_those_of_eagle3_also_with_a_layer_of_ones_own() -> None:
+    target, capture = small_target(), Capture(small_target(), LAYERS)
     text = PROMPT + plain_greedy(target, PROMPT, 12)
-    roots = range(len(PROMPT), len(text) - 3)
-    for topk, window in ((1, None), (3, None), (3, 6)):
-        expected = BatchedTrees(speculator, capture, text, window=window).places(roots, topk, 3)
-        assert torch.equal(SteppedTrees(speculator, capture, text, window=window).places(roots, topk, 3), expected)
+    roots, found = range(len(PROMPT), len(text) - 3), []
+    head = fitted_head(target, PROMPT)
+    own = OtherResidualHead(head.config, head.draft_ids).to(head.fc.weight.dtype)
+    own.load_state_dict(head.state_dict())
+    for each in (head, own.requires_grad_(False)):
+        speculator = Speculator(target, each, LAYERS)
+        for topk, window in ((1, None), (3, None), (3, 6)):
+            expected = BatchedTrees(speculator, capture, text, window=window).places(roots, topk, 3)
+            assert torch.equal(SteppedTrees(speculator, capture, text, window=window).places(roots, topk, 3), expected)
+            found.append(expected)
+    assert any(not torch.equal(*pair) for pair in zip(found[:3], found[3:], strict=True))
+    shape, answer = {"steps": 3, "topk": 1, "draft_tokens": 4}, text[len(PROMPT) :]
+    [rounds] = record(
+        speculator, [Answered(PROMPT, answer[:9], answer[9:], stopped=False)], steps=3, topks=[1]
+    ).replay_each(**shape)
+    assert rounds.verifications == speculator.decode(PROMPT, **shape, max_new_tokens=9).verifications
+
+
+def test_a_layer_of_ones_own_trains_without_the_kernels_that_compute_eagle3s(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "features", random_samples(20))
+    settings = ("ttt_steps=2", f"model.kind={__name__}.OtherResidual")
+    module = Run(tmp_path / "run", store, *settings).module
+    batch = ttt_batch([random_samples(1)[0]], ttt_steps=2)
+    for layer, said in (("auto", None), ("fused", "computes EAGLE-3's layer, not that of OtherResidualHead; ")):
+        module.kernel_settings = replace(module.kernel_settings, layer=layer)
+        with pytest.raises(InputError, match=said) if said else nullcontext():
+            module.choose_kernels(torch.device("cpu"), "32-true")
+    assert module.kernels.layer is PlainLayer
+    assert module.compute_loss(batch)[0].isfinite()
 
 
 @pytest.mark.parametrize("name", ["two_layer", "nowhere.Kind", "two_layer_head.TwoLayerHead", "a..b"])
