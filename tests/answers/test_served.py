@@ -255,7 +255,7 @@ def test_servers_are_started_with_a_key_and_stopped(
 
 def test_a_run_ends_once_all_servers_that_it_started_have_ended(ask: Ask, tmp_path: Path) -> None:
     site = sglang_site(tmp_path)
-    settings = launch_settings(site, check=False, env=environment(site, "12"))
+    settings = launch_settings(site, check=False, env=environment(site, "12 scripted"))
     with pytest.raises(InputError, match=r"server 0 has ended \(exit status .*is kept: run the same command again"):
         ask([], launch=settings, servers=1, attempts=100)
 

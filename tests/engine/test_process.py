@@ -35,9 +35,8 @@ def start(tmp_path: Path, tiny_path: Path) -> Start:
     return prepared
 
 
-@pytest.mark.slow
 def test_a_server_answers_inside_its_block_and_is_gone_behind_it(start: Start) -> None:
-    with start() as server:
+    with start("scripted") as server:
         assert server.alive() and is_reachable(server.url)
         assert ask_now(f"{server.url}/server_info")["version"] == "0.5.17"
         process = server.process

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def said(folder: Path) -> str:
     """What the commands of the page say."""
     [commands] = [block for block in blocks(PAGE) if block.is_command]
-    status, output = run_block(commands.text, folder, small=True)
+    status, output = run_block(commands.text, folder)
     assert status == 0, output
     return output
 

@@ -24,7 +24,7 @@ TINY = ASSETS / "tiny"
 WRITE = (
     "prompts=from_target", f"target.path={TINY}", "target.device=cpu", "target.check_health=false",
     "prompts.processes=1", "prompts/privacy=off", "prompts.from_target.max_new_tokens=32", "sampling.max_new_tokens=8",
-    "sampling.temperature=0", "prompts.duplicates.near=false",
+    "sampling.temperature=0", "prompts.duplicates.near=false", "features=huggingface",
 )  # fmt: skip
 HERE = ("answers=huggingface", "answers.window=32")
 Run = Callable[..., Path]

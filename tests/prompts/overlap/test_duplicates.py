@@ -54,7 +54,7 @@ def test_near_copies_do_not_depend_on_processes_chunks_or_batches(
     assert reasons(prepare).count("near duplicate") > 50
     (prepare.folder / "ledger.json").unlink()
     monkeypatch.setattr(selection, "BATCH", 10_000)  # bytes: some ten pairs
-    prepare(rows, duplicates=settings, processes=3, chunk_mb=0.02)
+    prepare(rows, duplicates=settings, processes=2, chunk_mb=0.02)
     assert (prepare.prompts(), prepare.rejects()) == expected
 
 
