@@ -96,7 +96,7 @@ def advice(found: Findings, *, target: str, head: str) -> Iterator[str]:
         )
         return
     yield f"{speed_up:.2f} times the speed of the plain target at concurrency {load} ({how}) with"
-    draft = Draft(head=head, window=found.settings.draft_window, **best._asdict())
+    draft = Draft(head=head, draft_window=found.settings.draft_window, **best._asdict())
     yield f"  {shlex.join(words_of(draft_flags(draft)))}"
     yield _launch(found, best, target, head)
 
