@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from eagle3.answers.answerer import Answerer, Answering
-from eagle3.answers.chat import QUESTION, Chat, RefusedConversation, common_start, require_bounded_template
+from eagle3.answers.chat import QUESTION, Chat, RefusedConversation, common_start
 from eagle3.answers.imported import ImportedAnswers, imported_rows
 from eagle3.answers.store import AnswerCounts, AnswerStore, MadeWith
 from eagle3.engine.endpoint import ENDPOINTS
@@ -77,7 +77,6 @@ def prompts_ahead(run: PrecomputeRun) -> int:
 
 
 def build_chat(settings: ChatSettings, target: Target | TargetFiles) -> Chat:
-    require_bounded_template(target.tokenizer, settings)
     return Chat(target.tokenizer, settings, stop_ids=target.stop_ids, rows=target.text_config.vocab_size)
 
 

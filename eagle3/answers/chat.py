@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle3.adapters.transformers import added_ids, control_ids
 from eagle3.answers.reasoning import find_reasoning
-from eagle3.answers.template_limits import ANOTHER, TemplateFailed, Unbounded, renderer, require_bounded
+from eagle3.answers.template_limits import ANOTHER, TemplateFailed, Unbounded, renderer
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import ChatSettings
 from eagle3.storage.files import require_regular
@@ -162,17 +162,18 @@ class Chat:
 
     def render(self, messages: Messages, *, add_generation_prompt: bool) -> str:
         """Render by the template. Raises `RefusedConversation` when it does."""
-        if self._in_parts:
-            messages = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
-        options = {**self._special_tokens, **self._variables, **self._offered}
         try:
-            return renderer().render(
-                self._template, messages, options | {"add_generation_prompt": add_generation_prompt}
-            )
+            return self._rendered(messages, add_generation_prompt)
         except TemplateFailed as error:
             raise RefusedConversation(self._refusal(error)) from None
         except Unbounded as limit:
             raise RefusedConversation(f"the chat template {limit} for this conversation; {ANOTHER}") from None
+
+    def _rendered(self, messages: Messages, add_generation_prompt: bool) -> str:
+        if self._in_parts:
+            messages = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+        options = {**self._special_tokens, **self._variables, **self._offered}
+        return renderer().render(self._template, messages, options | {"add_generation_prompt": add_generation_prompt})
 
     def around_answer(self, before: Messages, *after: dict[str, str]) -> tuple[str, str]:
         """Return the text that the template writes before and after an answer, found with a sentinel in its place."""
@@ -237,11 +238,13 @@ class Chat:
         for roles in (["user"], ["user", "assistant"], ["user", "assistant", "user"], ["system", "user"]):
             messages = [{"role": role, "content": f"{SENTINEL}{number}"} for number, role in enumerate(roles)]
             try:
-                text = self.render(messages, add_generation_prompt=roles[-1] == "user")
-            except RefusedConversation:
+                text = self._rendered(messages, roles[-1] == "user")
+            except TemplateFailed:
                 if self._in_parts:
                     lost |= set(roles)
                 continue
+            except Unbounded as limit:
+                raise InputError(f"the chat template {limit} for a plain conversation; {ANOTHER}") from None
             # Templates may drop earlier answers, or parts of them: the prompt is as served all the same.
             asked = [each for each in messages if each["role"] != "assistant" or each is messages[-1]]
             # A list of parts that is written as Python would write it is lost too.
@@ -314,12 +317,6 @@ class Chat:
                 f"its tokenizer, e.g. chat.stop_tokens=['<|im_end|>']"
             )
         return frozenset(vocabulary[token] for token in tokens)
-
-
-def require_bounded_template(tokenizer: PreTrainedTokenizerBase, settings: ChatSettings) -> None:
-    """Raise InputError unless the template ends within limits, in a process of its own."""
-    _, template, variables = _template_and_variables(tokenizer, settings)
-    require_bounded(template, json.dumps({**tokenizer.special_tokens_map, **variables}, default=str))
 
 
 def ids_in_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

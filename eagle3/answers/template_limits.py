@@ -1,8 +1,7 @@
 """Limits for a chat template, which is a program that came with the model.
 
-Every conversation is rendered in a process of its own, which the system stops at the limits. Before a run, a template
-renders conversations of several shapes, so that one without bound is found at once. One that exceeds the limits only
-for conversations of another shape or content costs those conversations.
+Every conversation is rendered in a process of its own, which the system stops at the limits. A template that exceeds
+them for a plain conversation is refused when a `Chat` is made; one that does so for others costs those conversations.
 """
 
 import atexit
@@ -13,7 +12,6 @@ import signal
 import subprocess
 import sys
 from functools import cache
-from itertools import product
 from math import ceil
 from threading import Lock
 from typing import Any
@@ -27,20 +25,6 @@ MEMORY_BYTES = 2**30  # more than the process has before the first rendering
 MOST_CHARACTERS = 2**24  # of a rendered conversation
 MOST_STOPPED = 10  # conversations at which a process was stopped, each after CPU_SECONDS
 ANOTHER = "give another with chat.template=FILE.jinja"
-
-# With the roles of turns, and how often they are repeated.
-SHAPES = (
-    *((roles.split(), 1) for roles in ("user", "user assistant", "user assistant user", "system user")),
-    *((roles.split(), 1) for roles in ("system user assistant", "system user assistant user assistant user")),
-    (["user", "assistant"], 24),
-)
-TEXTS = ("Two and two?", "Two words and 3 numbers: 1.5, 22.\n" * 100)
-TOOLS = [{"type": "function", "function": {"name": "sum", "description": "Adds.", "parameters": {}}}]
-OPTIONS: tuple[dict[str, Any], ...] = (
-    {"add_generation_prompt": False},
-    {"add_generation_prompt": True},
-    {"add_generation_prompt": True, "tools": TOOLS},
-)
 
 
 class TemplateFailed(Exception):
@@ -126,21 +110,6 @@ def _reason(status: int) -> str:
 @cache
 def renderer() -> Renderer:
     return Renderer()
-
-
-@cache
-def require_bounded(template: str, variables: str) -> None:
-    """Raise InputError for a template that does not end within the limits; `variables` are a JSON object."""
-    given = json.loads(variables)
-    for (roles, times), text, in_parts, options in product(SHAPES, TEXTS, (False, True), OPTIONS):
-        content = [{"type": "text", "text": text}] if in_parts else text
-        messages = [{"role": role, "content": content} for role in roles * times]
-        try:
-            renderer().render(template, messages, given | options)
-        except (TemplateFailed, TemplateSyntaxError):  # refused: each conversation of a run shows it
-            continue
-        except Unbounded as limit:
-            raise InputError(f"the chat template {limit} for a plain conversation; {ANOTHER}") from None
 
 
 # --- in the process that renders -------------------------------------------------------------------------------------

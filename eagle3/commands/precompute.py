@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 def precompute(run: PrecomputeRun) -> None:
     """Run `run.stages`: first every check that needs no work, then the stages."""
-    stages = [stage for name, stage in STAGES.items() if name in run.stage_names]
+    stages = [stage for name, stage in STAGES.items() if name in run.stages]
     if run.prompts.from_target:
         stages = [TargetPromptsStage() if stage is STAGES["prompts"] else stage for stage in stages]
     started = time.monotonic()
@@ -63,7 +63,7 @@ def precompute(run: PrecomputeRun) -> None:
 def end_line(run: PrecomputeRun, seconds: float) -> str:
     """Say where the result is, how long it took, and the command that continues with it."""
     out_dir = run.out_dir
-    last = next((name for name in ("features", "answers", "prompts") if name in run.stage_names), "estimate")
+    last = next((name for name in ("features", "answers", "prompts") if name in run.stages), "estimate")
     if last == "features":
         store = run.features.path or f"{out_dir}/features"
         return f"{store}: {duration(seconds)}; next: python train.py data.path={pasted(store)} hydra.run.dir=RUN"
@@ -328,7 +328,7 @@ def choose_engine(run: PrecomputeRun) -> PrecomputeRun:
 
 
 def _teller(run: PrecomputeRun, stage: str) -> Callable[..., None]:
-    return log.info if stage in run.stage_names else log.debug
+    return log.info if stage in run.stages else log.debug
 
 
 def with_engine_of(run: CaptureRun, *, tell: Callable[..., None]) -> StoreSettings:
@@ -372,4 +372,4 @@ def warn_of_unread(run: PrecomputeRun, stages: Sequence[Stage]) -> None:
     imported = " with answers=imported" if run.answered_by == "imported" else ""
     for key in given_keys():
         if not any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in read):
-            log.warning("%s has no effect on stages=[%s]%s; leave it out", key, ",".join(run.stage_names), imported)
+            log.warning("%s has no effect on stages=[%s]%s; leave it out", key, ",".join(run.stages), imported)

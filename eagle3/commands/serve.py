@@ -52,6 +52,7 @@ from eagle3.settings.serving import (
     CompareRun,
     DecodeRun,
     Decoding,
+    Drafting,
     ExportRun,
     LaunchRun,
     PublishRun,
@@ -247,14 +248,7 @@ def launched(head: str) -> str:
 
 def build_draft(run: LaunchRun | DecodeRun, algorithm: str | None) -> Draft:
     assert run.head is not None
-    return Draft(
-        head=run.head,
-        algorithm=algorithm,
-        steps=run.steps,
-        topk=run.topk,
-        draft_tokens=run.draft_tokens,
-        window=run.draft_window,
-    )
+    return Draft(head=run.head, algorithm=algorithm, **vars(run.only(Drafting)))
 
 
 def read_target(run: LaunchRun | PublishRun) -> TargetFiles:

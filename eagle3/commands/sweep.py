@@ -45,7 +45,7 @@ def export_job(job: Job, settings: CompareSettings) -> None:
         require_no_errors(findings, str(job.head))
 
     trained = read_trained(job.checkpoint)
-    draft = Draft(head=str(job.head), window=settings.draft_window, **vars(settings.shapes[0]))
+    draft = Draft(head=str(job.head), draft_window=settings.draft_window, **vars(settings.shapes[0]))
     write_checked(trained, job.head, draft, measurer=lambda: "action=compare decodes", conclude=conclude)
     log.info("job %s: exported to %s", job.name, job.head)
 

@@ -79,7 +79,7 @@ def draft_flags(draft: Draft) -> dict[str, Any]:
         "speculative-num-steps": steps,
         "speculative-eagle-topk": topk,
         "speculative-num-draft-tokens": tokens,
-        "speculative-draft-window-size": draft.window,
+        "speculative-draft-window-size": draft.draft_window,
     }
 
 
@@ -103,9 +103,9 @@ def require_windowed_attention(settings: LaunchSettings, draft: Draft) -> None:
     flags = _extra_flags(settings, speculative=True)
     backends = ("speculative-draft-attention-backend", "decode-attention-backend", "attention-backend")
     backend = next((name for name in backends if flags.get(name)), None)
-    if draft.window and backend and flags[backend] == "triton":
+    if draft.draft_window and backend and flags[backend] == "triton":
         raise InputError(
-            f"draft_window={draft.window}: SGLang 0.5.17 does not start with a window and {backend}=triton; "
+            f"draft_window={draft.draft_window}: SGLang 0.5.17 does not start with a window and {backend}=triton; "
             f"name another backend in launch.extra_flags, or set draft_window=null (launch.check=false tries it)"
         )
 

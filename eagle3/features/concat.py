@@ -4,6 +4,7 @@ Shapes: V target vocabulary, H hidden size.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from eagle3.errors import InputError
+from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef, Samples
 from eagle3.features.source import FeatureSource, TargetWeights, as_setting
@@ -34,9 +36,7 @@ class ConcatStores:
 
     def __init__(self, stores: list[FeatureStore]) -> None:
         self.stores = stores
-        for store in stores[1:]:
-            require_joinable(stores[0], store)
-        require_different(stores)
+        require_joinable([(store.location, store.made_from, store.fingerprint) for store in stores], "features")
         self.location = [store.location for store in stores]
         self.samples = Samples.of_shards([shard for store in stores for shard in store.samples.shards])
         self.remote = any(store.remote for store in stores)
@@ -111,30 +111,22 @@ def open_source(
     return stores[0] if len(stores) == 1 else ConcatStores(stores)
 
 
-def require_joinable(first: FeatureStore, other: FeatureStore) -> None:
-    """Raise InputError unless a pack may hold samples of both; answers may be sampled in different ways."""
-    ours, theirs = first.made_from, other.made_from
-    require_same_target(
-        ours.target,
-        theirs.target,
-        expected_from=f"data.path={first.location}",
-        actual_from=f"data.path={other.location}",
-    )
-    differing = [key for key in SAME_IN_ALL if getattr(ours, key) != getattr(theirs, key)]
-    if differing:
-        values = ", ".join(f"{key}: {getattr(ours, key)} and {getattr(theirs, key)}" for key in differing)
-        raise InputError(
-            f"data.path=[{first.location},{other.location}] cannot be trained on as one, they differ ({values}); "
-            f"leave one out, or make it again with the other's features.* settings: precompute.py 'stages=[features]'"
+def require_joinable(parts: Sequence[tuple[str, MadeFrom, str]], of: str) -> None:
+    """Raise InputError unless a pack may hold samples of all parts, and none comes twice; answers may be sampled in
+    different ways. A part is a location, what made it, and the hash of it; `of` is what the parts are."""
+    location, ours, _ = parts[0]
+    before: dict[str, str] = {}  # locations by hash
+    for other, theirs, hash in parts:
+        require_same_target(
+            ours.target, theirs.target, expected_from=f"data.path={location}", actual_from=f"data.path={other}"
         )
-
-
-def require_different(stores: list[FeatureStore]) -> None:
-    """Raise InputError if the same features would be trained twice, whatever their folders are called."""
-    first: dict[str, FeatureStore] = {}
-    for store in stores:
-        same = first.setdefault(store.fingerprint, store)
-        if same is not store:
+        differing = [key for key in SAME_IN_ALL if getattr(ours, key) != getattr(theirs, key)]
+        if differing:
+            values = ", ".join(f"{key}: {getattr(ours, key)} and {getattr(theirs, key)}" for key in differing)
             raise InputError(
-                f"data.path names the same features twice, {same.location} and {store.location}; leave one out"
+                f"data.path=[{location},{other}] cannot be trained on as one, they differ ({values}); leave one out, "
+                f"or make it again with the other's features.* settings: precompute.py 'stages=[features]'"
             )
+        if hash in before:  # whatever the folders are called
+            raise InputError(f"data.path names the same {of} twice, {before[hash]} and {other}; leave one out")
+        before[hash] = other

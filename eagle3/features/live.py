@@ -24,8 +24,8 @@ from torch import Tensor
 from eagle3.answers.store import ANSWERS
 from eagle3.errors import InputError
 from eagle3.features.build import STORED, FeatureSettings, finished_answers, made_from, weights_dtype
+from eagle3.features.concat import require_joinable
 from eagle3.features.conversation import Conversation, read_conversations
-from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample, positions_with_teacher
 from eagle3.features.samples import SampleRef, Samples
 from eagle3.features.shards import entry_of, hash_of
@@ -35,7 +35,6 @@ from eagle3.features.task import Extractor
 from eagle3.progress import Bar
 from eagle3.storage.files import sha256_json
 from eagle3.target.facts import TargetConfig
-from eagle3.target.identity import require_same_target
 from eagle3.target.stored import StoredTarget
 
 Name = tuple[str, str]  # the folder of a sample and its id there
@@ -71,7 +70,7 @@ class LiveFeatures(MadeOnDemand):
         of_folders = [self._read_answers(path) for path in paths]
         self.location: str | list[str] = [*map(str, paths)] if len(paths) > 1 else str(paths[0])
         hashes = [sha256_json([hash_of(each), digest]) for each, (_, digest) in zip(made, of_folders, strict=True)]
-        require_joinable(paths, made, hashes)
+        require_joinable([*zip(map(str, paths), made, hashes, strict=True)], "answers")
         self.fingerprint = sha256_json(hashes) if len(hashes) > 1 else hashes[0]
         self.samples = Samples.of([ref for refs, _ in of_folders for ref in refs])
         self.weights = target_tensors(target.embedding, target.lm_head, dtype=weights_dtype(settings))
@@ -201,13 +200,3 @@ class LiveFeatures(MadeOnDemand):
 
 def name_of(ref: SampleRef) -> Name:
     return ref.store, ref.entry.id
-
-
-def require_joinable(paths: list[Path], made: list[MadeFrom], hashes: list[str]) -> None:
-    """Raise InputError where answers are of different targets, or would be trained twice in an epoch."""
-    for number, path in enumerate(paths):
-        require_same_target(
-            made[0].target, made[number].target, expected_from=f"data.path={paths[0]}", actual_from=f"data.path={path}"
-        )
-        if (first := hashes.index(hashes[number])) < number:
-            raise InputError(f"data.path names the same answers twice, {paths[first]} and {path}; leave one out")

@@ -195,13 +195,13 @@ class EstimateSettings(Settings):
     rates: Rates
 
 
-def _stages(value: Any) -> Any:
+def _stages(value: Any) -> list[str]:
     stages = value if isinstance(value, list) else [value]
     unknown = [str(stage) for stage in stages if stage not in STAGES]
     if unknown or not stages:
         nearest = did_you_mean(unknown[0], STAGES) if unknown else ""
         raise wrong(f"must hold one or more of {', '.join(STAGES)}{nearest}")
-    return value
+    return stages
 
 
 def _local(path: str) -> str:
@@ -246,7 +246,3 @@ class PrecomputeRun(CaptureRun):
     def answered_by(self) -> str:
         """The name of the option of conf/answers; a part of the user's own has one too."""
         return self.answers.keys["name"]
-
-    @property
-    def stage_names(self) -> list[str]:
-        return [self.stages] if isinstance(self.stages, str) else self.stages

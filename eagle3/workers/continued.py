@@ -1,6 +1,7 @@
 """Workers that stay ready from one call to the next: the stages that use the same task start it once."""
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, Self
 
 from eagle3.workers.meter import Progress
@@ -30,7 +31,7 @@ class Continued:
         first = next(remaining, None)
         if first is None:  # nothing is started for no item
             return
-        self._items, self._progress = _pushed_back(first, remaining), progress
+        self._items, self._progress = chain([first], remaining), progress
         self._left = total if isinstance(total, int) else None
         if self._results is None:
             self._results = self.workers()(build, self, self, ahead=ahead, total=lambda: self._left)
@@ -61,7 +62,7 @@ class Continued:
             return False
         following = next(self._items, None)
         if following is not None:
-            self._items = _pushed_back(following, self._items)
+            self._items = chain([following], self._items)
         return following is None
 
     def close(self) -> None:
@@ -81,8 +82,3 @@ class Continued:
         results, self._results = self._results, None
         if results is not None:  # ends at once, also in the middle of items
             results.close()  # type: ignore[attr-defined]
-
-
-def _pushed_back(first: Keyed, rest: Iterator[Keyed]) -> Iterator[Keyed]:
-    yield first
-    yield from rest

@@ -46,7 +46,7 @@ def command(settings: LaunchSettings, **draft: Any) -> dict[str, list[str]]:
 
 def test_every_flag_is_one_that_sglang_knows_and_given_only_when_the_user_says_so(tmp_path: Path) -> None:
     every = launch_settings(tmp_path, mem_fraction_static=0.5, overlap_schedule=False, trust_remote_code=True)
-    words = launch_command(every, target="t", revision="main", draft=Draft(**CHAIN, window=512))
+    words = launch_command(every, target="t", revision="main", draft=Draft(**CHAIN, draft_window=512))
     assert {word for word in words if word.startswith("--")} == KNOWN
     assert words[words.index("--speculative-draft-window-size") + 1] == "512"
     given = {"--mem-fraction-static", "--disable-overlap-schedule", "--trust-remote-code", "--revision",
@@ -83,7 +83,7 @@ def test_extra_flags_override_ours_in_either_spelling(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["attention-backend", "speculative_draft_attention_backend"])
 def test_a_window_is_refused_with_attention_that_has_none(tmp_path: Path, backend: str) -> None:
-    settings, windowed = launch_settings(tmp_path, extra_flags={backend: "triton"}), Draft(**CHAIN, window=512)
+    settings, windowed = launch_settings(tmp_path, extra_flags={backend: "triton"}), Draft(**CHAIN, draft_window=512)
     message = rf"draft_window=512: .* a window and {backend.replace('_', '-')}=triton; name another"
     with pytest.raises(InputError, match=message):
         require_windowed_attention(settings, windowed)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from eagle3.decoding.speculate import Decoded, Measurement, Round, Speculator
+from eagle3.errors import escaped
 from eagle3.progress import Bar
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.settings.serving import Decoding
@@ -155,8 +156,4 @@ def piece(tokenizer: Any, before: list[int], token_id: int) -> str:
 
 def visible(text: str) -> str:
     """Mark line ends and tabs; write all else that does not print as an escape."""
-    return "".join(MARKS.get(character) or _printed(character) for character in text)
-
-
-def _printed(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode()
+    return "".join(MARKS.get(character) or escaped(character) for character in text)

@@ -68,5 +68,5 @@ def require_possible(run: TuneRun, target: TargetFiles, folder: Path) -> None:
     if settings.timed:
         key = "tune.loads" if settings.loads else "tune.concurrency"
         run.launch.require_room(max(settings.all_loads), setting=key)
-        draft = Draft(head=run.head, steps=1, topk=1, draft_tokens=None, window=settings.draft_window)
+        draft = Draft(head=run.head, steps=1, topk=1, draft_tokens=None, draft_window=settings.draft_window)
         prepare(run.launch, target, draft)

@@ -34,7 +34,7 @@ class ServerTimer:
         """Time a draft setting (None: the plain target) at each load."""
         name = "-".join(map(str, setting)) if setting else "plain"
         window = self.run.tune.draft_window
-        draft = Draft(head=self.run.head, window=window, **setting._asdict()) if setting else None
+        draft = Draft(head=self.run.head, draft_window=window, **setting._asdict()) if setting else None
         log = self.log_dir / f"{name}.log"
         with Server(self.run.launch, self.command(draft), log=log, name=f"server {name}") as server:
             return {load: self._timed(server, load, plain=draft is None) for load in self.run.tune.all_loads}

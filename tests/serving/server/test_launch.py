@@ -102,7 +102,7 @@ def test_a_window_that_the_server_would_not_start_with_is_refused(
     target_files: TargetFiles, head_folder: Path, tmp_path: Path, dry_run: bool
 ) -> None:
     settings = launch_settings(sglang_site(tmp_path), extra_flags={"attention-backend": "triton"})
-    draft = Draft(head=str(head_folder), **CHAIN, window=512)
+    draft = Draft(head=str(head_folder), **CHAIN, draft_window=512)
     with pytest.raises(InputError, match=r"^draft_window=512: SGLang 0\.5\.17 does not start"):
         launch(settings, target_files, draft, dry_run=dry_run, folder=tmp_path)
 
