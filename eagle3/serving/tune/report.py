@@ -12,7 +12,8 @@ from eagle3.engine.draft import Draft
 from eagle3.markdown import table
 from eagle3.serving.bench.stats import Summary
 from eagle3.serving.report import number, share, with_error, write_report
-from eagle3.serving.tune.search import Findings
+from eagle3.serving.tune.schedule import schedule_lines, schedules
+from eagle3.serving.tune.search import Findings, thresholds
 
 REPORT, PAGE = "tune.json", "tune.md"
 SHOWN = 12  # settings in the table; tune.json has all
@@ -21,17 +22,18 @@ SHOWN = 12  # settings in the table; tune.json has all
 def write_tune_report(found: Findings, folder: Path, conditions: Mapping[str, Any], *, target: str, head: str) -> str:
     """Write the files and return the table with the advice. `conditions` says how the search was made."""
     text = "\n".join([settings_table(found), "", *failures(found), *advice(found, target=target, head=head)])
-    numbers = {**conditions, **as_json(found), **by_load(found)}
+    numbers = {**conditions, **as_json(found), **by_load(found, head)}
     write_report(folder / REPORT, numbers, folder / PAGE, text)
     return text
 
 
-def by_load(found: Findings) -> dict[str, Any]:
+def by_load(found: Findings, head: str) -> dict[str, Any]:
     """Return the steps of each load; nothing unless loads were timed and drafting pays at one of them."""
     steps = found.steps()
     if not found.settings.loads or not any(steps.values()):
         return {}
-    return {"steps": steps, "plain_from": found.plain_from()}
+    told = schedules(thresholds(steps), max(steps), head)
+    return {"steps": steps, "plain_from": found.plain_from(), "schedules": told}
 
 
 def settings_table(found: Findings) -> str:
@@ -110,7 +112,7 @@ def _advice_by_load(found: Findings, *, target: str, head: str) -> Iterator[str]
     """Advise one pool of servers with the head, or two: with it at the lower loads, without it at the higher ones."""
     if not found.timed:
         return
-    told = by_load(found)
+    told = by_load(found, head)
     if not told:
         yield "no chain beats the plain target at any of these loads; serve the target without a head"
         return
@@ -130,6 +132,8 @@ def _advice_by_load(found: Findings, *, target: str, head: str) -> Iterator[str]
     for load in loads:
         if (speed_up := found.speed_up(chain, load)) <= 1:
             yield f"at {load} at a time it has only {speed_up:.2f} times the plain target's speed"
+    yield "the steps of each load, for servers that change them:"
+    yield from (f"  {line}" for line in schedule_lines(told["schedules"]))
 
 
 def as_json(found: Findings) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
@@ -55,13 +56,11 @@ class Findings:
         return {load: chain.steps if self.speed_up(chain, load) > 1 else 0 for load, chain in best.items()}
 
     def plain_from(self) -> int | None:
-        """Return the number of running requests from which no chain pays any more, halfway, by ratio, between measured
-        loads; None if one pays at the last load. A lower load at which none pays does not count.
+        """Return the number of running requests from which no chain pays any more; None if one pays at the last load.
 
-        A server with 64 places runs fewer requests whenever some have ended: it is then as at 64, not as at 32."""
-        last = max(load for load, steps in self.steps().items() if steps)
-        later = [load for load in self.plain if load > last]
-        return math.ceil(math.sqrt(last * min(later))) if later else None
+        A lower load at which none pays does not count."""
+        begin, steps = max(thresholds(self.steps()).items())
+        return None if steps else begin
 
 
 def search(
@@ -99,3 +98,16 @@ def most_promising(ranked: Sequence[Shape], number: int) -> list[Shape]:
     for setting in ranked:
         firsts.setdefault(setting.steps, setting)
     return [*dict.fromkeys([*firsts.values(), *ranked])][:number]
+
+
+def thresholds(steps: Mapping[int, int]) -> dict[int, int]:
+    """Return from how many running requests on a chain has how many steps: halfway, by ratio, between measured loads.
+
+    A server with 64 places runs fewer requests whenever some have ended, and should then draft as at 64, not as at 32.
+    """
+    loads = sorted(steps)
+    found = {loads[0]: steps[loads[0]]}
+    for below, load in pairwise(loads):
+        if steps[load] != steps[below]:
+            found[math.ceil(math.sqrt(below * load))] = steps[load]
+    return found

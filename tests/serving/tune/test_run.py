@@ -83,7 +83,7 @@ def test_a_search_over_loads_starts_real_servers_and_writes_the_steps_of_each_lo
     assert logs == {"3-1-4.log", "plain.log"}
     assert [row["timed"]["2"]["requests"] for row in report["settings"]] == [2]
     pays = any(best["speed_up"] > 1 for best in report["best"].values())  # by the machine's speed
-    assert ("plain_from" in report) is pays
+    assert ("schedules" in report) is pays
     assert "plain target" in capsys.readouterr().out
 
 

@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from serving_fixtures import serve_run
 from timed_machine import CHAINS, CHEAP, DEAR, PLAIN_SECONDS, SETTINGS, Machine, summary, tuned
 
 from eagle3.errors import InputError
 from eagle3.serving.tune.report import settings_table, write_tune_report
-from eagle3.serving.tune.search import Findings
+from eagle3.serving.tune.schedule import schedule_lines, schedules
+from eagle3.serving.tune.search import Findings, thresholds
 
 LOADS = [1, 8, 64]
 BY_LOAD = (0.0105, 0.00036, 0.0004)  # at load 1: chains of 6, at 8: of 4; at 64 none pays
@@ -139,9 +141,41 @@ def test_a_load_between_two_that_pay_is_named_and_does_not_end_the_pool_with_the
     assert said.count("at a time it has only") == 1
 
 
+def test_the_steps_of_each_load_are_told_to_three_servers(tmp_path: Path) -> None:
+    said = report(tuned(Machine(BY_LOAD, loads=tuple(LOADS)), loads=LOADS, timed=20), tmp_path)
+    told = json.loads((tmp_path / "tune.json").read_text())["schedules"]
+    assert told["SGLang"] == {str(load): {"candidate_steps": [steps]} for load, steps in {1: 6, 3: 4, 23: 0}.items()}
+    assert told["vLLM"] == {
+        "method": "eagle3", "model": "HEAD", "num_speculative_tokens": 6,
+        "num_speculative_tokens_per_batch_size": [[1, 2, 6], [3, 22, 4], [23, 64, 0]],
+    }  # fmt: skip
+    [vllm] = [line.partition(": ")[2] for line in said.splitlines() if line.startswith("  vLLM: ")]
+    flag, value = shlex.split(vllm)
+    assert (flag, json.loads(value)) == ("--speculative-config", told["vLLM"])
+    [tensorrt_llm] = [line.partition(": ")[2] for line in said.splitlines() if line.startswith("  TensorRT-LLM, ")]
+    assert yaml.safe_load(tensorrt_llm)["speculative_config"] == {
+        "decoding_type": "Eagle3", "speculative_model": "HEAD", "max_draft_len": 6,
+        "draft_len_schedule": {2: 6, 22: 4, 64: 0},
+    }  # fmt: skip
+    [sglang] = [line.partition(": ")[2] for line in said.splitlines() if line.startswith("  SGLang, file for ")]
+    assert json.loads(sglang) == told["SGLang"]
+
+
+def test_what_tensorrt_llm_cannot_be_told_is_said() -> None:
+    told = schedules({1: 3, 3: 6}, 64, "HEAD")
+    assert told["TensorRT-LLM"] is None and told["vLLM"] is not None
+    *_, last = schedule_lines(told)
+    assert last == "TensorRT-LLM: cannot be told, its draft_len_schedule must begin with the longest chain"
+
+
+def test_a_chain_begins_halfway_between_the_loads_that_differ() -> None:
+    assert thresholds({1: 6, 2: 6, 4: 6, 8: 4, 32: 4, 64: 0}) == {1: 6, 6: 4, 46: 0}
+    assert thresholds({1: 5, 2: 3}) == {1: 5, 2: 3} and thresholds({4: 2, 8: 2}) == {4: 2}
+
+
 def test_where_nothing_pays_the_advice_is_the_plain_target(tmp_path: Path) -> None:
     slow = (0.05, 0.01, 0.01)
     assert "no setting beats the plain target at concurrency 4" in report(tuned(Machine(slow)), tmp_path)
     by_load = tuned(Machine(slow, loads=tuple(LOADS)), loads=LOADS)
     assert "no chain beats the plain target" in report(by_load, tmp_path)
-    assert "steps" not in json.loads((tmp_path / "tune.json").read_text())
+    assert "schedules" not in json.loads((tmp_path / "tune.json").read_text())
