@@ -501,6 +501,18 @@ def raced_prompts(titles: str, heads: Sequence[tuple[str, str]]) -> str:
     return markdown(f"prompts | decoding | {titles}", rows)
 
 
+def raced_trainers() -> str:
+    """Chains of 3 / 7 that heads of one shape accept, by trainer and learning rate."""
+    found = result("race_qwen25_coder_0_5b.json")
+    rows = []
+    for name in found["trainings"]:
+        _, trainer, rate = re.fullmatch(r"(same head), (.*), lr (.*)", name).groups()  # type: ignore[union-attr]
+        sets = [found["accepted"][f"same head, {file}"] for file in PROMPTS.values()]
+        lengths = [[chains[f"chain of {steps}, greedy"][name]["accept_length"] for steps in (3, 7)] for chains in sets]
+        rows.append([trainer, rate, *(" / ".join(f"{length:.2f}" for length in pair) for pair in lengths)])
+    return markdown(f"training | learning rate | {' | '.join(PROMPTS).replace('400', '100')}", rows)
+
+
 SPECFORGE, SPECULATORS, FIXED = "race_smollm2.json", "race_speculators.json", "race_speculators_fixed.json"
 SEEDS = "race_smollm2_seeds.json"
 SAME_AND_DEFAULT = "ours, same head | defaults of `train.py`"
@@ -814,7 +826,7 @@ TABLES: dict[str, Callable[[], str]] = {
         quickstart, proof, fits, best, public_target, data_curve, several_answers, served_smollm2, served_1_5b,
         served_tails, own_prompts_1_5b, served_steps, epochs, heads, recipe, recipe_seeds, fixed_lm_head, attention,
         local_read, parity, loads, served_ways, long_answers, bounds, long_windows, long_texts, lm_head_decoded,
-        stored_or_live, live_run, live_seeds, accepted_1_5b,
+        stored_or_live, live_run, live_seeds, accepted_1_5b, raced_trainers,
     )
 } | {
     **{name: partial(ways, f"{name}.json") for name in ("own_prompts", "user_turns", "larger_batches")},
