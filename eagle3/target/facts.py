@@ -72,14 +72,18 @@ def context_length(text_config: PretrainedConfig) -> int | None:
     return getattr(text_config, "max_position_embeddings", None)
 
 
-def target_config(config: PretrainedConfig, vocab_size: int, dtype: str | None) -> TargetConfig:
-    """Read the facts of a target's text config; `vocab_size` is that of its `lm_head`."""
+def require_sizes(config: PretrainedConfig, path: str) -> None:
+    """Raise InputError for a text config without the numbers that the size of a head follows, as of a Mamba."""
     for key in ("num_attention_heads", "hidden_size", "num_hidden_layers", "max_position_embeddings"):
         if not isinstance(value := getattr(config, key, None), int):
             raise InputError(
-                f"a target of model_type={config.model_type} has {key}={value} in its config, which must be a whole "
-                f"number, as the size of a head follows it; choose another target"
+                f"target.path={path}: {key}={value} in its config.json (model_type={config.model_type}) must be a "
+                f"whole number, as the size of a head follows it; choose another target"
             )
+
+
+def target_config(config: PretrainedConfig, vocab_size: int, dtype: str | None) -> TargetConfig:
+    """Read the facts of a target's text config; `vocab_size` is that of its `lm_head`."""
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

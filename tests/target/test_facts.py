@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import transformers
 
-from eagle3.errors import InputError
 from eagle3.head.eagle3 import read_rope
 from eagle3.storage.records import parse_record, record_bytes
 from eagle3.target.facts import LogitTransform, TargetConfig, plain_rope, target_config
@@ -55,11 +54,6 @@ def test_of_several_ropes_that_of_full_attention_counts_where_there_is_one(other
     config = transformers.PretrainedConfig()
     config.rope_parameters = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, other: main}
     assert plain_rope(config) == {"rope_type": "default", "rope_theta": theta or 1e4}
-
-
-def test_a_target_without_attention_is_refused() -> None:
-    with pytest.raises(InputError, match=r"model_type=falcon_mamba has num_attention_heads=None .* choose another"):
-        target_config(transformers.FalconMambaConfig(hidden_size=32), 64, None)
 
 
 def test_the_logit_transform_is_recorded_with_the_target() -> None:

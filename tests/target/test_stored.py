@@ -100,3 +100,10 @@ def test_names_that_transformers_changes_when_it_loads_are_found(without_weights
     save_file(saved, without_weights / "model.safetensors")
     assert torch.equal(stored(without_weights).embedding, saved["embed.weight"])
     assert torch.equal(stored(without_weights).lm_head, saved["head.weight"])
+
+
+def test_a_target_without_attention_is_refused_before_it_answers(without_weights: Path) -> None:
+    (without_weights / "config.json").write_text(json.dumps({"model_type": "mamba", "vocab_size": 4096}))
+    save_file({"backbone.embeddings.weight": torch.rand(4096, 8)}, without_weights / "model.safetensors")
+    with pytest.raises(InputError, match=r"num_attention_heads=None in its config.json \(model_type=mamba\)"):
+        stored(without_weights).require_weights()
