@@ -156,7 +156,13 @@ def control_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 def layer_input(args: tuple, kwargs: dict[str, Any]) -> Float[Tensor, "R T H"]:
     """Return the hidden states that a decoder layer reads, from the arguments of its forward."""
-    return args[0] if args else kwargs["hidden_states"]
+    states = args[0] if args else kwargs["hidden_states"]
+    if states.dim() != 3:
+        raise InputError(
+            f"the layers of this target pass on states of {states.dim()} dimensions, as with several residual streams, "
+            f"and a head reads a single one; choose another target"
+        )
+    return states
 
 
 def cache_argument(model: PreTrainedModel | type[PreTrainedModel]) -> str | None:

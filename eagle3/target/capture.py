@@ -73,13 +73,7 @@ class Capture:
 
 
 def _keep_input(places: list[Tensor], layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    states = layer_input(args, kwargs)
-    if states.dim() != 3:  # (B, T, H)
-        raise InputError(
-            f"the layers of this target pass on states of {states.dim()} dimensions, as with several residual streams, "
-            f"and a head reads a single one; choose another target"
-        )
-    for place, sample in zip(places, states, strict=True):
+    for place, sample in zip(places, layer_input(args, kwargs), strict=True):
         place.copy_(sample[: len(place)])
 
 
