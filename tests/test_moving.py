@@ -124,12 +124,14 @@ def test_the_reasoning_of_rows_of_specforge_is_trained(
     (call_sglang)."""
     chat = build_chat(family)
     turns = [{**turn, "reasoning_content": THOUGHT} if turn["role"] == "assistant" else turn for turn in TALK[:4]]
-    rows = [{"id": "r0", "conversations": turns, "status": "success"}]
+    cuts = [[turns[0], turns[1] | {"content": content}] for content in ("", None)]  # while they reasoned
+    rows = [{"id": f"r{each}", "conversations": talk} for each, talk in enumerate([*cuts, turns])]
     found, said = converted("from_specforge", chat, rows, tmp_path, capsys, monkeypatch)
     if family == "deepseekv3":
-        assert found == [] and said.startswith("1 conversations left out: the chat template does not render")
+        assert found == [] and said.startswith("3 conversations left out: a cut answer, or a chat template that")
         return
     [row] = found
+    assert said.startswith("2 conversations left out")
     for answer, turn in zip(imported(chat, row), turns[1::2], strict=True):
         assert answer.refused is None
         text = chat.decode(answer.answer_ids)

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import huggingface_hub
@@ -34,6 +35,8 @@ TRANSFORMERS = Library(
         "transformers.cache_utils:DynamicLayer.get_seq_length",
         "transformers.cache_utils:DynamicLayer.batch_select_indices(indices)",
         "transformers.cache_utils:DynamicSlidingWindowLayer",
+        "transformers.conversion_mapping:get_model_conversion_mapping(model)",
+        "transformers.core_model_loading:WeightRenaming.rename_source_key(source_key)",
         "transformers:GenerationMixin._supports_default_dynamic_cache",
         "transformers.models.llama.modeling_llama:LlamaDecoderLayer.forward(hidden_states)",
         "transformers.models.llama.modeling_llama:LlamaRotaryEmbedding(config)",
@@ -51,6 +54,8 @@ TRANSFORMERS = Library(
 with TRANSFORMERS.uses():
     from transformers import cache_utils
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
     from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
     from transformers.utils import cached_file
@@ -151,13 +156,25 @@ def control_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 def layer_input(args: tuple, kwargs: dict[str, Any]) -> Float[Tensor, "R T H"]:
     """Return the hidden states that a decoder layer reads, from the arguments of its forward."""
-    return args[0] if args else kwargs["hidden_states"]
+    states = args[0] if args else kwargs["hidden_states"]
+    if states.dim() != 3:
+        raise InputError(
+            f"the layers of this target pass on states of {states.dim()} dimensions, as with several residual streams, "
+            f"and a head reads a single one; choose another target"
+        )
+    return states
 
 
 def cache_argument(model: PreTrainedModel | type[PreTrainedModel]) -> str | None:
     """Return the name of the argument of `forward` that takes the cache; None if the model takes none."""
     parameters = inspect.signature(model.forward).parameters
     return next((name for name in CACHE_ARGUMENTS if name in parameters), None)
+
+
+def renamings(model: PreTrainedModel) -> Callable[[str], str]:
+    """Return what gives a tensor of a checkpoint the name under which transformers loads it."""
+    known = [each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming)]
+    return lambda key: reduce(lambda name, each: each.rename_source_key(name)[0], known, key)
 
 
 def require_cache(model: PreTrainedModel, path: str) -> None:

@@ -20,11 +20,13 @@ CONTROL_TOKEN_INSIDE = "the answer's text holds that of a control token"
 END_OF_TURN_INSIDE = "the answer contains an end-of-turn token"
 FOREIGN_IDS = "token ids are outside the target's vocabulary"
 INEXACT = "the answer's tokens do not decode to its text after the prompt"
+HAS_THE_ANSWER = "prompt_ids end with the answer's ids"
 NO_END_OF_TURN = "no end-of-turn token follows the answer"
 NOT_CONTINUED = "the template does not render the answer as a continuation of its generation prompt"
 NOT_THE_PROMPT = "prompt_ids do not decode to the text of the turns before"
 NOT_THE_TEXT = "output_ids do not decode to the answer's text"
 NOT_TRAINED = "the turn is marked as not to be trained"
+PADDED = "prompt_ids begin with padding"
 REASONING_OPEN = "reasoning begins before or in the answer and does not end once"
 TWO_ANSWERS = "two assistant turns follow each other"
 UNKNOWN_END = "finish_reason is neither stop nor length"
@@ -155,12 +157,17 @@ def _by_ids(chat: Chat, messages: Messages, answer: dict[str, Any], finish_reaso
     text_ids = output_ids[:-1] if ended else output_ids
     if not chat.stop_ids.isdisjoint(text_ids):
         raise RefusedConversation(END_OF_TURN_INSIDE)
-    texts = (chat.decode(text_ids, skip_special_tokens=skip).strip(CUT) for skip in (True, False))
-    if answer["content"].strip(CUT) not in texts:
+    texts = (chat.decode(text_ids, skip_special_tokens=True), chat.decode(text_ids), chat.decode(output_ids))
+    if answer["content"].strip(CUT) not in (text.strip(CUT) for text in texts):
         raise RefusedConversation(NOT_THE_TEXT)
     prompt = chat.decode(prompt_ids)
     if not all(each["content"].strip() in prompt for each in messages[:-1] if each["role"] != "assistant"):
         raise RefusedConversation(NOT_THE_PROMPT)
+    if prompt_ids[-len(output_ids) :] == output_ids:
+        raise RefusedConversation(HAS_THE_ANSWER)
+    begins_with_bos = prompt_ids[0] == chat.tokenizer.bos_token_id  # which may be the pad token, too
+    if chat.tokenizer.pad_token_id in prompt_ids[begins_with_bos:][:1]:
+        raise RefusedConversation(PADDED)
     return prompt_ids, output_ids
 
 

@@ -101,9 +101,12 @@ async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any] | N
     async with answered(session, url, body) as response:
         content = await whole_body(response)
     try:
-        return json.loads(content) if content.strip() else None
+        answer = json.loads(content) if content.strip() else None
     except (ValueError, RecursionError):
         raise ServerFailed("the response is not JSON, or nested too deeply") from None
+    if isinstance(answer, dict) and [*answer] == ["error"]:  # LM Studio's, with status 200
+        raise ServerFailed(f"HTTP 200 with an error: {message_of(content)}")
+    return answer
 
 
 async def whole_body(response: aiohttp.ClientResponse) -> bytes:
@@ -135,12 +138,17 @@ def responds(url: str, body: dict[str, Any] | None = None, *, timeout_s: float =
 
 
 def message_of(content: bytes) -> str:
-    """Read an error body of SGLang: {"error": {"message"}} or {"message"}."""
+    """Read an error body, such as {"error": {"message"}} of most servers, {"error"} of TGI, {"detail"} of FastAPI."""
     try:
         body = json.loads(content)
-        return without_tokens(body.get("error", body)["message"])
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, RecursionError):
         return "no reason given"
+    for _ in range(4):
+        if isinstance(body, dict):
+            body = next((body[key] for key in ("error", "detail", "message", "msg") if body.get(key)), None)
+        elif isinstance(body, list):
+            body = body[0] if body else None
+    return without_tokens(body)
 
 
 def without_tokens(message: Any) -> str:

@@ -14,6 +14,8 @@ from eagle3.engine.client import RequestRefused, ServerFailed, ask, ask_now, res
 from eagle3.engine.versions import REPORTED
 from eagle3.errors import InputError
 
+OTHER_PROMPT = "the server answered another prompt than it was sent: it cuts prompts or adds tokens"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -50,6 +52,7 @@ class SGLang:
     def __init__(self, url: str, *, model: str | None = None) -> None:
         """A server of SGLang has one model, so that `model` is for other protocols."""
         self.url = url.rstrip("/")
+        self.model = model
 
     async def complete(self, session: aiohttp.ClientSession, request: Request) -> Answer:
         sampling = {
@@ -63,6 +66,8 @@ class SGLang:
         }
         body = {"input_ids": request.prompt_ids, "sampling_params": sampling}
         token_ids, meta = await self.generate(session, body)
+        if meta.get("prompt_tokens") not in (None, len(request.prompt_ids)):  # cut by --allow-auto-truncate
+            raise RequestRefused(OTHER_PROMPT)
         finish = meta["finish_reason"]
         return checked(token_ids, finish["type"], finish.get("matched"), request)
 
@@ -79,12 +84,12 @@ class SGLang:
             raise (RequestRefused if refused else ServerFailed)(f"aborted: {without_tokens(message)}")
         return token_ids, meta
 
-    async def model_name(self, session: aiohttp.ClientSession) -> str | None:
+    async def model_names(self, session: aiohttp.ClientSession) -> list[str]:
         information = await ask(session, f"{self.url}/server_info")
         if not isinstance(information, dict):
             raise ServerFailed("its /server_info is not SGLang's")
         model = information.get("model_path")
-        return model if isinstance(model, str) else None
+        return [model] if isinstance(model, str) else []
 
     async def text_ids(self, session: aiohttp.ClientSession, text: str) -> list[int]:
         """Return the token ids of a text, with the special tokens that its tokenizer adds by default."""
@@ -135,15 +140,16 @@ class OpenAICompletions:
                 f"{self.url} returns text and no token ids, but training needs the ids that the target chose; serve "
                 f"it with vLLM 0.10.2 or later or with SGLang (answers=sglang)"
             )
+        if choice.get("prompt_token_ids") not in (None, request.prompt_ids):
+            raise RequestRefused(OTHER_PROMPT)
         return checked(token_ids, kind, choice.get("stop_reason"), request)
 
-    async def model_name(self, session: aiohttp.ClientSession) -> str | None:
+    async def model_names(self, session: aiohttp.ClientSession) -> list[str]:
         answer = await ask(session, f"{self.url}/v1/models")
         try:
-            served = [model["id"] for model in answer["data"] if isinstance(model["id"], str)]
+            return [model["id"] for model in answer["data"] if isinstance(model["id"], str)]
         except (KeyError, TypeError):
             raise ServerFailed("its /v1/models is not of the OpenAI protocol") from None
-        return self.model if self.model in served else next(iter(served), None)
 
     async def text_ids(self, session: aiohttp.ClientSession, text: str) -> list[int]:
         return await self._tokenize(session, {"prompt": text})
@@ -155,7 +161,7 @@ class OpenAICompletions:
 
     async def _tokenize(self, session: aiohttp.ClientSession, body: dict[str, Any]) -> list[int]:
         answer = await ask(session, f"{self.url}/tokenize", {"model": self.model, **body})
-        if not isinstance(answer, dict) or not isinstance(answer.get("tokens"), list):
+        if not (isinstance(answer, dict) and isinstance(answer.get("tokens"), list) and answer["tokens"]):
             raise RequestRefused("the response has no list of tokens")
         return answer["tokens"]
 

@@ -16,22 +16,30 @@ from eagle3.target.files import config_hash
 log = logging.getLogger(__name__)
 
 PLACES = 8
+LISTED = 5  # models of a server, in an error
 SENTENCE = "Zebras don't count 1,234 µ-ops; naïve café owners do!\n\tif x != y: return 'z'  # 日本語"
 
 
 async def require_same_model(
     session: aiohttp.ClientSession, endpoint: Endpoint, *, path: str, hash_of_config: str, served_as: str | None
 ) -> None:
-    """Compare the server's model with the target.
+    """Find the target among the server's models, and ask for it by its name there.
 
     A folder that can be read here is identified by its config.json; any other name must be `served_as` or `path`."""
-    model = await endpoint.model_name(session)
-    if model is not None and (model in (served_as, path) or _config_hash_in(model) == hash_of_config):
-        return
-    model = printable(model or "no model by name")[:200]
+    names = await endpoint.model_names(session)
+    for is_target in (lambda name: name in (served_as, path), lambda name: _config_hash_in(name) == hash_of_config):
+        if found := [name for name in names if is_target(name)]:
+            endpoint.model = found[0]
+            return
+    served = [printable(name)[:200] for name in names]
+    remedy = (
+        f"if it is the same model under another name, say so with answers.served_as={served[0]}; else "
+        if served
+        else ""
+    )
     raise InputError(
-        f"{endpoint.url} serves {model}, the target is target.path={path}: if it is the same model under another name, "
-        f"say so with answers.served_as={model}; else give the URL of a server of the target"
+        f"{endpoint.url} serves {', '.join(served[:LISTED]) or 'no model by name'}, the target is target.path={path}: "
+        f"{remedy}give the URL of a server of the target"
     )
 
 

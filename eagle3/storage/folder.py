@@ -123,7 +123,8 @@ class LocalFolder:
     def _map(path: Path) -> memoryview:
         import torch  # stages without a target do without it
 
-        size = path.stat().st_size
+        with path.open("rb") as file:  # an OSError where it cannot be read; torch raises a RuntimeError
+            size = os.fstat(file.fileno()).st_size
         if not size:
             return memoryview(b"")
         # Not Python's mmap, which keeps a file open: a thousand shards are more than a process may. Copy on write:

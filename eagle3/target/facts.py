@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from eagle3.errors import InputError
 from eagle3.storage.records import Record
 
 # The types that SGLang computes as transformers does, and what each reads besides rope_theta. What a target keeps there
@@ -21,6 +22,9 @@ ROPE_TYPES = {
         *("mscale", "mscale_all_dim", "truncate"),
     ),
 }
+
+
+MAIN_LAYERS = ("full_attention", "main")  # whose RoPE a head has, where those of other layers differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,16 @@ def context_length(text_config: PretrainedConfig) -> int | None:
     return getattr(text_config, "max_position_embeddings", None)
 
 
+def require_sizes(config: PretrainedConfig, path: str) -> None:
+    """Raise InputError for a text config without the numbers that the size of a head follows, as of a Mamba."""
+    for key in ("num_attention_heads", "hidden_size", "num_hidden_layers", "max_position_embeddings"):
+        if not isinstance(value := getattr(config, key, None), int):
+            raise InputError(
+                f"target.path={path}: {key}={value} in its config.json (model_type={config.model_type}) must be a "
+                f"whole number, as the size of a head follows it; choose another target"
+            )
+
+
 def target_config(config: PretrainedConfig, vocab_size: int, dtype: str | None) -> TargetConfig:
     """Read the facts of a target's text config; `vocab_size` is that of its `lm_head`."""
     heads = config.num_attention_heads
@@ -102,7 +116,9 @@ def plain_rope(config: PretrainedConfig) -> dict[str, Any]:
     """Return the target's RoPE of full-attention layers; types that SGLang's Llama may compute differently fall
     back to plain."""
     rope = dict(getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0})
-    rope = dict(rope.get("full_attention", rope))
+    # Some families have one for each kind of layer, or none for one kind.
+    of_layers = [each for each in (*map(rope.get, MAIN_LAYERS), *rope.values()) if isinstance(each, dict)]
+    rope = of_layers[0] if of_layers and "rope_type" not in rope else rope
     kind = rope.get("rope_type", "default")
     kind = kind if kind in ROPE_TYPES else "default"
     # The head rotates all channels, so a partial_rotary_factor is left out, too.

@@ -22,7 +22,7 @@ from transformers import (
 from eagle3.errors import InputError, first_line
 from eagle3.target.checkpoint_files import OTHER_WAYS, PLAIN_CHECKPOINT
 from eagle3.target.device import resolve_device
-from eagle3.target.facts import TargetConfig, target_config
+from eagle3.target.facts import TargetConfig, require_sizes, target_config
 from eagle3.target.files import GET_AGAIN, TargetFiles, read_target_files
 from eagle3.target.sanity_check import require_health
 
@@ -200,7 +200,9 @@ def find_decoder(model: PreTrainedModel, path: str) -> nn.Module:
         kind = type(model).__name__
         raise InputError(f"target.path={path} is a {kind}, which has no list of decoder layers with an lm_head on top")
     ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
-    hidden_size = model.config.get_text_config(decoder=True).hidden_size
+    text_config = model.config.get_text_config(decoder=True)
+    require_sizes(text_config, path)
+    hidden_size = text_config.hidden_size
     for width in (end.weight.shape[-1] for end in ends):
         if width != hidden_size:  # OPT-350m projects in between
             raise InputError(

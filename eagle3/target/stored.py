@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
+from eagle3.adapters.transformers import renamings
 from eagle3.errors import InputError
 from eagle3.target.facts import TargetConfig, target_config
 from eagle3.target.files import TargetFiles, read_target_files
@@ -71,20 +72,24 @@ def tensor_names(files: TargetFiles, keys: Set[str]) -> TensorNames:
     """Look the names of the model that transformers would build up among the checkpoint's `keys`."""
     model = empty_model(files)
     decoder: Any = find_decoder(model, files.path)
-    relative = {parameter: name for name, parameter in decoder.named_parameters()}
+    name_of = {parameter: name for name, parameter in (*model.named_parameters(), *decoder.named_parameters())}
     embedding: Any = model.get_input_embeddings().weight
     lm_head: Any = model.get_output_embeddings().weight
 
-    def the_one(name: str, found: list[str]) -> str:
+    def the_one(parameter: Any) -> str:
+        name = ".".join(
+            name_of[parameter].split(".")[-2:]
+        )  # files of text parts and of whole models differ in the rest
+        found = [key for key in keys if f".{key}".endswith(f".{name}")]
+        if not found:  # transformers may rename what it loads
+            renamed = renamings(model)
+            found = [key for key in keys if f".{renamed(key)}".endswith(f".{name}")]
         if len(found) == 1:
             return found[0]
         raise not_plain(files, f"its checkpoint has {len(found) or 'no'} tensors {name}, found by that name only")
 
-    def ending(name: str) -> str:
-        return the_one(name, [key for key in keys if f".{key}".endswith(f".{name}")])
-
-    at = ending(relative[embedding])
-    return TensorNames(at, None if lm_head is embedding else ending("lm_head.weight"))
+    at = the_one(embedding)
+    return TensorNames(at, None if lm_head is embedding else the_one(lm_head))
 
 
 def not_plain(files: TargetFiles, found: str) -> InputError:

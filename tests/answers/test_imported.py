@@ -11,6 +11,7 @@ from eagle3.answers.imported import (
     CONTROL_TOKEN_INSIDE,
     END_OF_TURN_INSIDE,
     FOREIGN_IDS,
+    HAS_THE_ANSWER,
     INEXACT,
     NO_END_OF_TURN,
     NOT_CONTINUED,
@@ -18,6 +19,7 @@ from eagle3.answers.imported import (
     NOT_THE_TEXT,
     NOT_TRAINED,
     NOT_WHOLE,
+    PADDED,
     REASONING_OPEN,
     TWO_ANSWERS,
     UNKNOWN_END,
@@ -374,7 +376,8 @@ def test_token_ids_are_taken_as_they_are():
     (row,) = answer_rows(chat, by_ids(chat, "Hi", "Hello", output_ids=[*letters, stop]))
     assert row.refused is None and row.prompt_ids == chat.prompt_ids([user("Hi")])
     assert row.answer_ids == [*letters, stop] and row.messages[-1] == assistant("Hello") | {"finish_reason": "stop"}
-    for content in ("Hello<|im_start|>", "Hello"):  # as a server gives it that is asked to, or not, for special tokens
+    # As servers and decoders give it, asked for special tokens or not.
+    for content in ("Hello<|im_start|><|im_end|>", "Hello<|im_start|>", "Hello"):
         assert refusals(chat, *by_ids(chat, "Hi", "Hello<|im_start|><|im_end|>", content=content)) == [None]
     (row,) = answer_rows(chat, by_ids(chat, "Hi", "Hello", finish_reason="length"))
     assert row.refused is None and row.answer_ids == chat.encode("Hello")
@@ -402,6 +405,20 @@ def test_token_ids_that_are_not_what_is_said_of_them_are_refused(reason, output,
     del answer["finish_reason"]
     if reason != FOREIGN_IDS:
         assert refusals(chat, question, answer) == [UNKNOWN_END]
+
+
+def test_prompt_ids_that_hold_the_answer_or_padding_are_refused():
+    chat = make_chat("qwen2_5")
+    prompt, output, pad = chat.prompt_ids([user("Hi")]), chat.encode("Hello<|im_end|>"), chat.tokenizer.pad_token_id
+    for prompt_ids, reason in (
+        (prompt + output, HAS_THE_ANSWER),
+        ([pad, pad, *prompt], PADDED),
+        ([pad, *prompt], PADDED),
+    ):
+        assert refusals(chat, *by_ids(chat, "Hi", "Hello<|im_end|>", prompt_ids=prompt_ids)) == [reason]
+    chat.tokenizer.bos_token = chat.tokenizer.pad_token  # then a prompt may begin with it, once
+    for begin, reason in (([pad], None), ([pad, pad], PADDED)):
+        assert refusals(chat, *by_ids(chat, "Hi", "Hello<|im_end|>", prompt_ids=[*begin, *prompt])) == [reason]
 
 
 def test_a_cut_inside_a_character_is_no_other_text():

@@ -1,6 +1,7 @@
 """Answers of a server are those of the target in this process, whatever happens to the servers meanwhile."""
 
 import asyncio
+import json
 import resource
 from collections import Counter
 from collections.abc import Callable
@@ -241,6 +242,36 @@ def test_a_copy_of_the_target_and_a_name_that_is_said_are_taken(
     server.arguments["model_path"] = "prod-v7"
     with serving(server) as url:
         assert ask([url], served_as="prod-v7") == expected
+
+
+def test_the_target_is_asked_for_by_the_name_that_the_server_gives_it(
+    ask: Ask, server: ProtocolServer, expected: Rows
+) -> None:
+    """The server has several models, and names the target by another path to its folder."""
+    server.max_model_len = 4096
+    path = f"{server.arguments['model_path']}/."
+    server.information = json.dumps({"data": [{"id": "an-adapter"}, {"id": path}]})
+    with serving(server) as url:
+        assert ask([url], name="openai") == expected
+    assert {body["model"] for body in server.received} == {path}
+
+
+def test_a_server_that_names_no_model_is_refused(ask: Ask, server: ProtocolServer) -> None:
+    server.information = json.dumps({"data": []})
+    with serving(server) as url, pytest.raises(InputError, match=r"serves no model by name.*tiny: give the URL of"):
+        ask([url], name="openai")
+
+
+def test_a_tokenize_that_reads_another_key_is_not_compared(
+    ask: Ask, server: ProtocolServer, expected: Rows, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def of_llama_cpp(request: web.Request) -> web.Response:
+        return web.json_response({"tokens": []})
+
+    server.tokenize = of_llama_cpp  # type: ignore[method-assign]
+    with serving(server) as url:
+        assert ask([url], name="openai") == expected
+    assert "its tokenizer is not compared" in caplog.text
 
 
 def test_servers_are_started_with_a_key_and_stopped(

@@ -1,6 +1,7 @@
 """Both protocols against a server that speaks them, and what each says of answers that are not what was asked for."""
 
 import asyncio
+import json
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -114,6 +115,39 @@ def test_a_status_says_whether_another_server_may_answer(protocol: Any, status: 
         complete(protocol(url))
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": "too long", "code": 400}},
+        {"object": "error", "message": "too long"},
+        {"error": "too long", "error_type": "validation"},
+        {"error": None, "detail": "too long"},
+        {"detail": [{"loc": ["body"], "msg": "too long", "input": "a prompt"}]},
+    ],
+)
+def test_an_error_body_of_any_server_is_read(body: dict[str, Any]) -> None:
+    assert client.message_of(json.dumps(body).encode()) == "too long"
+    for other in (b"<html>", b"{}", b'{"detail": []}', b'{"error": 3}', 100_000 * b"["):
+        assert client.message_of(other) == "no reason given"
+
+
+def test_an_error_with_status_200_is_the_servers_failure() -> None:
+    server = answering([7, 2], "stop")
+    server.fault = lambda number: web.json_response({"error": "Unexpected endpoint"})
+    with serving(server) as url, pytest.raises(ServerFailed, match="HTTP 200 with an error: Unexpected endpoint"):
+        complete(OpenAICompletions(url, model="m"))
+
+
+@by_protocol
+def test_an_answer_to_another_prompt_than_was_sent_is_refused(protocol: Any) -> None:
+    server = answering([7, 2], "stop")
+    made = {"output_ids": [7, 2], "meta_info": {"prompt_tokens": 1, "finish_reason": {"type": "stop"}}}
+    choice = {"token_ids": [7, 2], "prompt_token_ids": [6], "finish_reason": "stop"}
+    server.fault = lambda number: web.json_response({**made, "choices": [choice]})
+    with serving(server) as url, pytest.raises(RequestRefused, match="another prompt than it was sent"):
+        complete(protocol(url))
+
+
 @by_protocol
 @pytest.mark.parametrize(
     "text",
@@ -164,14 +198,14 @@ def test_a_request_is_not_sent_on_to_another_server(protocol: Any) -> None:
 
 @by_protocol
 def test_a_model_whose_name_cannot_be_read_is_the_servers_failure(protocol: Any) -> None:
-    async def model_name(url: str) -> str | None:
+    async def model_names(url: str) -> list[str]:
         async with new_session(timeout_s=60) as session:
-            return await protocol(url).model_name(session)
+            return await protocol(url).model_names(session)
 
     server = answering([7, 2], "stop")
     server.information = "null"
     with serving(server) as url, pytest.raises(ServerFailed, match=r"its /(server_info|v1/models) is not"):
-        asyncio.run(model_name(url))
+        asyncio.run(model_names(url))
 
 
 @by_protocol

@@ -24,6 +24,10 @@ NOT_TRAINED = {"trained": False}
         (IDS | {"finish_reason": "stop"}, IDS | {"finish_reason": "stop"}),
         ({"finish_reason": {"type": "length", "length": 9}, **IDS}, {"finish_reason": "length", **IDS}),
         ({"finish_reason": "content_filter"}, {"finish_reason": "other"}),
+        ({"done_reason": "length"}, {"finish_reason": "length"}),
+        ({"stop_reason": "max_tokens"}, {"finish_reason": "length"}),
+        ({"stop_reason": "end_turn", "finish_reason": None}, {"finish_reason": "stop"}),
+        ({"stop_reason": 2, "finish_reason": "STOP"}, {"finish_reason": "stop"}),
         ({"prompt_ids": None, "output_ids": None, "finish_reason": None, "sampling": {"user": "Jane"}}, {}),
         *((flag, NOT_TRAINED) for flag in ({"weight": 0}, {"train": False}, {"loss": False}, {"masked": True})),
         *((flag, {}) for flag in ({"weight": 1}, {"loss": None}, {"train": [0]}, {"masked": False})),
@@ -42,6 +46,18 @@ def test_the_finish_reason_of_a_row_is_that_of_its_last_answer():
     assert first == answer and last == answer | {"finish_reason": "length"}
     row["messages"][3] = answer | {"finish_reason": "stop"}
     assert messages_of(row, keep_answers=True)[3]["finish_reason"] == "stop"
+    row["messages"][3] = answer | {"finish_reason": None}
+    assert messages_of(row, keep_answers=True)[3]["finish_reason"] == "length"
+    row = {"metadata": {"finish_reason": "length"}, "messages": [*users("a"), answer]}
+    assert messages_of(row, keep_answers=True)[1]["finish_reason"] == "length"
+
+
+def test_an_answer_in_several_parts_is_refused_unless_its_ids_are_known():
+    parts = [{"type": "text", "text": "Use "}, {"type": "text", "text": "it."}]
+    with pytest.raises(Refused, match="answer in several parts"):
+        messages_of({"messages": [*users("a"), {"role": "assistant", "content": parts}]}, keep_answers=True)
+    for said in ({"content": parts} | IDS, {"content": parts[1:]}):
+        assert messages_of({"messages": [*users("a"), {"role": "assistant", **said}]}, keep_answers=True)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,13 @@ def test_a_file_that_is_cut_under_its_reader_is_an_error_and_no_bus_error(tmp_pa
     assert bytes(folder.read("b.bin")) == b"old content"
 
 
+def test_a_file_that_cannot_be_opened_is_an_error_of_the_system_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a folder").mkdir()
+    with pytest.raises(OSError) as caught:
+        LocalFolder(tmp_path).read("a folder")
+    assert caught.value.filename == str(tmp_path / "a folder")
+
+
 def test_a_file_is_there_whole_or_not_at_all(folder: Storage) -> None:
     dropped = folder.create("a.bin")
     assert (dropped.write(b"half"), folder.names("*")) == (4, [])

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 import transformers
-from families import FAMILIES, GEMMA4, OPTIONS, SHAPE, TINY, WRAPPERS, build_model, save_with_tokenizer
+from families import FAMILIES, GEMMA4, OPTIONS, SHAPE, TINY, WRAPPERS, build_model, save_with_tokenizer, text_config
 from fitted_head import make_target
 from hybrid_families import FAMILIES as HYBRID
 from hybrid_families import hybrid_config
@@ -100,6 +100,14 @@ def test_hooks_are_gone_after_a_capture_and_after_a_failed_one(family_target):
         capture(padded_batch() + 4096, LENGTHS)  # ids outside the vocabulary
     read_logit_transform(target)
     assert hook_ids(target) == before
+
+
+def test_several_residual_streams_are_refused():
+    target = make_target(text_config("llama", 5))
+    layer = target.layers[2]
+    layer.register_forward_pre_hook(lambda module, args: (torch.stack([args[0]] * 2, dim=-2), *args[1:]))
+    with pytest.raises(InputError, match=r"states of 4 dimensions, as with several residual streams"):
+        Capture(target, [2, 3])(torch.tensor([[5, 6, 7]]), [3])
 
 
 def test_bf16_target_gives_bf16_features():

@@ -47,6 +47,15 @@ def test_of_rope_only_what_servers_compute_is_kept(rope: dict[str, Any], plain: 
     assert plain_rope(config) == {**plain, "rope_theta": 5e5}
 
 
+@pytest.mark.parametrize("other", ["full_attention", "main"])
+@pytest.mark.parametrize("theta", [5e5, None])
+def test_of_several_ropes_that_of_full_attention_counts_where_there_is_one(other: str, theta: float | None) -> None:
+    main = theta and {"rope_type": "default", "rope_theta": theta}
+    config = transformers.PretrainedConfig()
+    config.rope_parameters = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, other: main}
+    assert plain_rope(config) == {"rope_type": "default", "rope_theta": theta or 1e4}
+
+
 def test_the_logit_transform_is_recorded_with_the_target() -> None:
     config = transformers.LlamaConfig(**SIZES)
     made = target_config(config, 64, None)

@@ -85,8 +85,25 @@ def test_weights_in_several_files_are_found_by_their_index(tiny_path: Path, tmp_
     assert stored(folder).identity.weights_hash == stored(tiny_path).identity.weights_hash
 
 
-def test_a_family_with_another_name_for_lm_head_is_told_to_be_no_target(tmp_path: Path) -> None:
+def test_other_names_of_the_embedding_and_of_lm_head_are_found(tmp_path: Path) -> None:
     config = transformers.GPTNeoXConfig(**{**SHAPE, "num_hidden_layers": 2})
-    save_with_tokenizer(transformers.AutoModelForCausalLM.from_config(config), tmp_path)
-    with pytest.raises(InputError, match=r"no tensors lm_head\.weight, .* or choose another target"):
-        _ = stored(tmp_path).lm_head
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    save_with_tokenizer(model, tmp_path)
+    assert torch.equal(stored(tmp_path).embedding, model.get_input_embeddings().weight)
+    assert torch.equal(stored(tmp_path).lm_head, model.get_output_embeddings().weight)
+
+
+def test_names_that_transformers_changes_when_it_loads_are_found(without_weights: Path) -> None:
+    config = {"model_type": "deepseek_v4", "hidden_size": 32, "vocab_size": 4096, "num_hidden_layers": 2}
+    (without_weights / "config.json").write_text(json.dumps(config))
+    saved = {name: torch.rand(4096, 32) for name in ("embed.weight", "head.weight")}
+    save_file(saved, without_weights / "model.safetensors")
+    assert torch.equal(stored(without_weights).embedding, saved["embed.weight"])
+    assert torch.equal(stored(without_weights).lm_head, saved["head.weight"])
+
+
+def test_a_target_without_attention_is_refused_before_it_answers(without_weights: Path) -> None:
+    (without_weights / "config.json").write_text(json.dumps({"model_type": "mamba", "vocab_size": 4096}))
+    save_file({"backbone.embeddings.weight": torch.rand(4096, 8)}, without_weights / "model.safetensors")
+    with pytest.raises(InputError, match=r"num_attention_heads=None in its config.json \(model_type=mamba\)"):
+        stored(without_weights).require_weights()

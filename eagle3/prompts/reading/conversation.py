@@ -29,7 +29,12 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 PARTS_BESIDE_CONTENT = (*CALL_KEYS, *REASONING)
 
 # Keys of a kept answer that say how it was made: docs/how-to/imported-answers.md.
-MADE = ("prompt_ids", "output_ids", "finish_reason")
+MADE = ("prompt_ids", "output_ids")
+# How servers say that an answer ended, or was cut.
+ENDS = {
+    **dict.fromkeys(("stop", "end_turn", "eos", "eos_token"), "stop"),
+    **dict.fromkeys(("length", "max_tokens", "model_length"), "length"),
+}
 # Keys of a turn that keep it from training, each with the values that do: of OpenAI and Mistral (weight), axolotl
 # (train, training), ms-swift (loss), torchtune (masked).
 NOT_TRAINED = {
@@ -97,8 +102,9 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
         columns.notes.append(("system turn after the last question left out", None))
     if keep_answers and not turns:
         raise Refused("no assistant turn")
-    if keep_answers and (reason := columns.first("finish_reason")):  # of the last answer
-        turns[-1] = (turns[-1][0], {"finish_reason": reason, **turns[-1][1]})
+    reason = columns.first("finish_reason")  # of the last answer
+    if keep_answers and reason and shape.of_turn(turns[-1][1], "finish_reason") is None:
+        turns[-1] = (turns[-1][0], {**turns[-1][1], shape.fields["finish_reason"][0]: reason})
     if not keep_answers:
         turns = _from_first_question(turns, columns)
     messages = _messages(turns, columns, keep_answers=keep_answers)
@@ -300,13 +306,18 @@ def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
         require_text(text, columns)
     message = {"role": role, "content": text}
     if role == "call":
-        return {**message, "role": "assistant", "tool_calls": turn["tool_calls"], **_made(turn)}
+        return {**message, "role": "assistant", "tool_calls": turn["tool_calls"], **_made(turn, shape)}
     if role == "tool":
         return message | {key: turn[key] for key in ("tool_call_id", "name") if key in turn}
-    return message | _made(turn) if role == "assistant" else message
+    if role != "assistant":
+        return message
+    made = _made(turn, shape)
+    if isinstance(content, list) and len(content) > 1 and "output_ids" not in made:
+        raise Refused("answer in several parts: write it as one text, as the target wrote it")
+    return message | made
 
 
-def _made(turn: dict) -> dict[str, Any]:
+def _made(turn: dict, shape: Layout) -> dict[str, Any]:
     """Return how an answer was made, if it says so. Text in it is not kept: no check of a prompt would read it."""
     made = {key: turn[key] for key in MADE if turn.get(key) is not None}
     if any(turn.get(key) in values for key, values in NOT_TRAINED.items()):
@@ -315,10 +326,9 @@ def _made(turn: dict) -> dict[str, Any]:
         raise Refused("only one of prompt_ids and output_ids")
     if not all(_are_ids(made[key]) for key in ("prompt_ids", "output_ids") if key in made):
         raise Refused("prompt_ids or output_ids are no list of whole numbers")
-    if "finish_reason" in made:
-        reason = made["finish_reason"]
+    if (reason := shape.of_turn(turn, "finish_reason")) is not None:
         reason = reason.get("type") if isinstance(reason, dict) else reason  # SGLang: {"type": "stop", "matched": 2}
-        made["finish_reason"] = reason if reason in ("stop", "length") else "other"
+        made["finish_reason"] = ENDS.get(reason.lower(), "other") if isinstance(reason, str) else "other"
     return made
 
 

@@ -53,7 +53,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     ),
     "role": ("role", "from", "speaker", "sender"),  # of a turn
     "content": ("content", "value", "text"),  # of a turn
-    "finish_reason": ("finish_reason",),
+    "finish_reason": _with_metadata("finish_reason", "done_reason", "stop_reason"),  # the latter Ollama's, Anthropic's
     # Variables of the chat template: an object of them, or one under its own name.
     "chat_template_kwargs": (
         "chat_template_kwargs", "body.chat_template_kwargs", "extra_body.chat_template_kwargs",
@@ -186,7 +186,7 @@ class Layout:
 
     def is_of_turn(self, name: str) -> bool:
         """Tell whether a turn's key is looked for."""
-        return any(name in self.fields[kind] for kind in (*OF_TURNS, "attachments"))
+        return any(name in self.fields[kind] for kind in (*OF_TURNS, "finish_reason", "attachments"))
 
     def turn(self, role: str, content: Any) -> dict:
         """Return what a column holds as a turn, under the names that turns have."""

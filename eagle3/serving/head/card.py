@@ -95,7 +95,7 @@ def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: T
         pipeline_tag="text-generation",
         tags=[*(["eagle3"] if kind is EAGLE3 else []), *TAGS, *(["sglang"] if kind.sglang_algorithm else [])],
     )
-    target = name if is_hub_id(name) else Path(name).name
+    target = shown_name(name)
     parts = [
         f"---\n{front_matter.to_yaml()}\n---\n\n# {'EAGLE-3 draft' if kind is EAGLE3 else 'Draft'} head for {target}",
         f"A draft head guesses the next tokens of {target}, which verifies all of them in one pass. The output is the "
@@ -108,6 +108,10 @@ def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: T
         "Made with: " + ", ".join(f"{package} {version}" for package, version in record.versions.items()) + ".",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def shown_name(target: str) -> str:
+    return target if is_hub_id(target) else Path(target).name
 
 
 def license_of(data: TrainingData | None) -> str | None:

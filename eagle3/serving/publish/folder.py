@@ -16,6 +16,7 @@ from eagle3.head_files.record import HeadRecord, write_record
 from eagle3.markdown import table
 from eagle3.secrets import public
 from eagle3.serving.head.card import FILE as CARD
+from eagle3.serving.head.card import shown_name
 from eagle3.serving.publish.results import COLUMNS, lines, read_results
 from eagle3.settings.serving import PublishRun
 from eagle3.storage.files import sha256_file, write_whole
@@ -106,6 +107,10 @@ def card(
     for key, value in facts.items():
         found.data[key] = value
     intro, heading, rest = found.text.partition("\n## ")
+    if run.base_model:  # in the first section, whose commands would not find a folder of this machine
+        serve, *others = rest.split("\n## ", 1)
+        serve = serve.replace(f" {shown_name(record.origin.target.name)} ", f" {run.base_model} ")
+        rest = "\n## ".join([serve, *others])
     parts = [
         intro,
         measurements(results, Path(run.out).name, weights_of(record)),

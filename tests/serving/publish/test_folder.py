@@ -112,6 +112,7 @@ def test_the_folder_has_all_that_is_published_and_is_a_head_still(publish: Publi
         sha256_file(out / "model.safetensors"), sha256_file(TINY / "model.safetensors"), "| tiny/model.safetensors |",
         "python train.py data.path=~/features", "Made for questions about Linux.", "| optim.lr | 0.003 |",
         "[LICENSE-target](LICENSE-target)", "licences are unknown",
+        "--model-path owner/tiny ", "vllm serve owner/tiny ",
     ):  # fmt: skip
         assert part in card.text
     assert str(Path.home()) not in card.text and str(Path.home()) not in (out / "results.json").read_text()
