@@ -59,7 +59,6 @@ from eagle3.head_files.format import save_head
 from eagle3.settings.training import TrainRun
 from eagle3.storage.files import read_json, write_json
 
-HERE = Path(__file__).parent
 SHAPES = "[{steps: 3, topk: 1, draft_tokens: null}, {steps: 7, topk: 1, draft_tokens: null}]"
 REPEATS = 20
 BATCHES = {  # lengths of documents, share of answers
@@ -138,7 +137,6 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     if options.heads and not (options.store and options.target):
         parser.error("--heads needs --store and --target")
     options.folder.mkdir(parents=True, exist_ok=True)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])  # of normed_residual.py
     options.samplings, options.shapes = "[{temperature: 0}]", SHAPES
     return options
 

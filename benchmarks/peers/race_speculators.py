@@ -36,8 +36,7 @@ from eagle3.data.pack import pack_samples
 from eagle3.features.sample import Sample
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.head.draft_vocab import membership, to_offsets
-from eagle3.head.eagle3 import EAGLE3
-from eagle3.head.registry import kind_named, new_head
+from eagle3.head.eagle3 import OPTIONS
 from eagle3.head_files.format import save_head
 from eagle3.settings.training import TrainRun
 
@@ -137,10 +136,7 @@ class Speculators:
 
     def exported(self) -> DraftHead:
         """Return the head as this project's decoder runs it; every tensor of either must have its place."""
-        norms = {name: self.settings[name] for name in ("fc_norm", "norm_before_fc", "norm_output")}
-        config = replace(self.head, **norms)
-        kind = kind_named("normed_residual.NormedResidual") if self.settings["norm_before_residual"] else EAGLE3
-        head = new_head(kind, config, self.draft_ids)
+        head = DraftHead(replace(self.head, **{name: self.settings[name] for name in OPTIONS}), self.draft_ids)
         named = {
             name.replace("layers.0.", "midlayer.", 1): tensor.detach().cpu()
             for name, tensor in self.model.named_parameters()

@@ -41,6 +41,9 @@ class HeadConfig(HeadSizes):
     fc_norm: bool = False
     norm_before_fc: bool = False
     norm_output: bool = False
+    norm_before_residual: bool = (
+        False  # the layer adds to its normed state, as in heads of the speculators; not trained
+    )
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim", "intermediate_size"):
@@ -165,7 +168,8 @@ class DraftHead(Head):
 
     def output(self, hidden: Float[Tensor, "R H"], attended: Float[Tensor, "R Q C"]) -> Float[Tensor, "R H"]:
         """Return the layer's output before the final norm, from its input state and the result of attention."""
-        hidden = hidden + self.midlayer.self_attn.o_proj(attended.flatten(-2))
+        residual = self.midlayer.hidden_norm(hidden) if self.config.norm_before_residual else hidden
+        hidden = residual + self.midlayer.self_attn.o_proj(attended.flatten(-2))
         return hidden + self.midlayer.mlp(self.midlayer.post_attention_layernorm(hidden))
 
     def feedback(self, hidden: Float[Tensor, "*R H"]) -> Float[Tensor, "*R H"]:

@@ -16,7 +16,12 @@ from eagle3.head.kv_cache import CachedHead
 from eagle3.head.unroll import unroll
 from eagle3.target.facts import TargetConfig
 
-OPTIONS = ("fc_norm", "norm_before_fc", "norm_output")  # of config.json, left out where they are off
+OPTIONS = (
+    "fc_norm",
+    "norm_before_fc",
+    "norm_output",
+    "norm_before_residual",
+)  # of config.json, left out where they are off
 
 
 class Eagle3(Kind):
@@ -87,6 +92,7 @@ class Eagle3(Kind):
             fc_norm=has_fc_norm(config),
             norm_before_fc=has_norm_before_fc(config),
             norm_output=bool(config.get("norm_output")),
+            norm_before_residual=bool(config.get("norm_before_residual")),
         )
 
 

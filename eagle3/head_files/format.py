@@ -1,7 +1,7 @@
 """The exported head: config.json and model.safetensors as SGLang's LlamaForCausalLMEagle3 reads them, both ways.
 
 The head is EAGLE-3's (arXiv:2503.01840); its options `fc_norm` and `norm_output` are EAGLE-3.1's (arXiv:2605.09992),
-`norm_before_fc` is that of vLLM's speculators.
+`norm_before_fc` and `norm_before_residual` are those of vLLM's speculators.
 The project counts captured layers as Hugging Face's `hidden_states` (input of layer i). config.json names them twice:
 in `eagle_config` as outputs of layers (i - 1), to which SGLang adds 1, and at the top level as they are, where vLLM
 and llama.cpp read them.

@@ -77,9 +77,8 @@ def tensor_names(files: TargetFiles, keys: Set[str]) -> TensorNames:
     lm_head: Any = model.get_output_embeddings().weight
 
     def the_one(parameter: Any) -> str:
-        name = ".".join(
-            name_of[parameter].split(".")[-2:]
-        )  # files of text parts and of whole models differ in the rest
+        # The rest of the name differs between files of text parts and of whole models.
+        name = ".".join(name_of[parameter].split(".")[-2:])
         found = [key for key in keys if f".{key}".endswith(f".{name}")]
         if not found:  # transformers may rename what it loads
             renamed = renamings(model)

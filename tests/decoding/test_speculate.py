@@ -32,6 +32,7 @@ HEADS = {
     "fc_norm": {},
     "norm_output": {"norm_output": True, "fc_norm": False},
     "norm_before_fc": {"norm_before_fc": True, "fc_norm": False},
+    "norm_before_residual": {"norm_before_residual": True},
 }
 
 

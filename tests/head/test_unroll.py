@@ -16,7 +16,8 @@ from eagle3.head.loss import UnrollLoss
 from eagle3.head.unroll import unroll
 
 STEPS = 4
-OPTIONS = [{}, {"fc_norm": True}, {"norm_before_fc": True}, {"norm_output": True}, {"num_heads": 2}]
+OPTIONS = [{}, {"fc_norm": True}, {"norm_before_fc": True}, {"norm_output": True}, {"num_heads": 2},
+           {"norm_before_residual": True}]  # fmt: skip
 
 
 def decode_chain(head: DraftHead, sample: Sample, anchor: int, steps: int) -> list[Tensor]:

@@ -83,6 +83,15 @@ def test_heads_of_other_trainers_are_read(prefix: str, head: DraftHead, saved: P
     assert not any(weight.requires_grad for weight in loaded.head.parameters())
 
 
+def test_norm_before_residual_adds_to_the_normed_state(head: DraftHead, saved: Path) -> None:
+    edit_json(saved / "config.json", norm_before_residual=True)
+    loaded = load_head(saved, num_layers=8).head
+    assert isinstance(loaded, DraftHead)
+    config = head.config
+    hidden, attended = torch.randn(3, config.hidden_size), torch.randn(3, config.num_heads, config.head_dim)
+    assert torch.equal(loaded.output(hidden, attended), head.output(head.midlayer.hidden_norm(hidden), attended))
+
+
 @pytest.mark.parametrize(("nested", "read"), [({}, True), ({"norm_before_fc": False}, False)], ids=["", "nested"])
 def test_norm_before_fc_is_read_where_sglang_reads_it(nested: dict, read: bool, tmp_path: Path) -> None:
     save_head(tmp_path, make_head(norm_before_fc=True).float(), [2, 4, 5], "float32")
