@@ -4,6 +4,7 @@ In each round the head drafts a tree of tokens after the last verified one, the 
 and the walk from the root keeps the tokens that the target would have generated, plus one token of the target's own.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,15 @@ from eagle3.draft_shape import shape_of
 from eagle3.errors import InputError
 from eagle3.head.head import Head
 from eagle3.head.registry import kind_named
+from eagle3.head_files.computed import not_computed
 from eagle3.head_files.files import HeadFiles
+from eagle3.head_files.finding import TargetFacts
 from eagle3.head_files.format import draft_head
 from eagle3.progress import Bar
 from eagle3.target.capture import check_capture_layers
 from eagle3.target.model import Target
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -159,8 +164,12 @@ class Speculator:
 
 
 def load_speculator(target: Target, files: HeadFiles) -> Speculator:
-    """Build the head of these files in the dtype that the target was loaded in."""
-    return Speculator(target, draft_head(files, target.embedding.dtype), files.served_layers(len(target.layers)))
+    """Build the head of these files in the dtype that the target was loaded in; warn of what it may not compute."""
+    speculator = Speculator(target, draft_head(files, target.embedding.dtype), files.served_layers(len(target.layers)))
+    facts = TargetFacts(config=target.facts, dtype=None, identity=None, embedding=target.embedding)
+    for message in not_computed(files, facts):
+        log.warning("head=%s is decoded by SGLang's rules, it may have been trained by others: %s", files.path, message)
+    return speculator
 
 
 @torch.inference_mode()

@@ -55,12 +55,6 @@ def check_model(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
 def check_options(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     """config.json asks for nothing that SGLang's draft layer does not compute."""
     config = files.config
-    if config.get("norm_before_residual"):
-        yield (
-            "error",
-            "norm_before_residual=true: SGLang does not read it and adds the un-normed state, so the head computes "
-            "something else than in training; train with norm_before_residual=false, or serve it with vLLM",
-        )
     if has_norm_before_fc(config):
         yield (
             "warning",
@@ -79,6 +73,16 @@ def check_options(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     for key in ("attention_bias", "mlp_bias"):
         if config.get(key):
             yield "error", f"{key}=true: of biases SGLang keeps o_proj's alone; train without them and set it to false"
+
+
+def check_residual(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
+    """The layer adds to its state as it is, as SGLang's does."""
+    if files.config.get("norm_before_residual"):
+        yield (
+            "error",
+            "norm_before_residual=true: SGLang does not read it and adds the un-normed state, so the head computes "
+            "something else than in training; train with norm_before_residual=false, or serve it with vLLM",
+        )
 
 
 def check_rope(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:

@@ -7,17 +7,14 @@ import torch
 from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource, as_setting
 from eagle3.head.build import StartHead
-from eagle3.head.eagle3 import EAGLE3
-from eagle3.head_files.check_config import check_model, check_options
-from eagle3.head_files.check_tensors import check_d2t, check_embedding, check_tensors
-from eagle3.head_files.files import HeadFiles, read_files, weight_files
-from eagle3.head_files.finding import Check, TargetFacts
-from eagle3.head_files.format import draft_head, read_kind
+from eagle3.head_files.check_config import check_residual
+from eagle3.head_files.computed import not_computed
+from eagle3.head_files.files import read_files, weight_files
+from eagle3.head_files.finding import TargetFacts
+from eagle3.head_files.format import draft_head
 from eagle3.storage.files import sha256_file
 
 log = logging.getLogger(__name__)
-# Where one of these finds an error, the head was trained to be something that training computes no more than SGLang.
-CHECKS: tuple[Check, ...] = (check_model, check_options, check_tensors, check_embedding, check_d2t)
 
 
 def read_start(path: str, source: FeatureSource) -> StartHead:
@@ -26,7 +23,8 @@ def read_start(path: str, source: FeatureSource) -> StartHead:
     facts = TargetFacts(config=source.target_config, dtype=None, identity=None, embedding=embedding)
     try:
         files = read_files(path)
-        require_computed(files, facts)
+        if message := next(not_computed(files, facts, check_residual), None):
+            raise InputError(message)
         layers = files.trained_layers(source.target_config.num_layers)
         head = draft_head(files, torch.float32)
         hashes = {file.name: sha256_file(file) for file in (files.path / "config.json", *weight_files(files.path))}
@@ -40,13 +38,3 @@ def read_start(path: str, source: FeatureSource) -> StartHead:
             path, files.record.origin.target.name, as_setting(source.location), made_from.name,
         )  # fmt: skip
     return StartHead(path, head, layers, hashes)
-
-
-def require_computed(files: HeadFiles, facts: TargetFacts) -> None:
-    """Raise InputError for a head of EAGLE-3 that the training's own would not compute."""
-    if read_kind(files) is not EAGLE3:
-        return
-    for check in CHECKS:
-        for level, message in check(files, facts):
-            if level == "error":
-                raise InputError(message)

@@ -85,7 +85,7 @@ def test_an_older_head_stays_where_a_new_one_fails_its_checks(
 
 
 def test_the_window_of_the_config_reaches_servers_and_the_decoder() -> None:
-    assert build_draft(serve_run("launch", "head=HEAD", "draft_window=512"), None).window == 512
+    assert build_draft(serve_run("launch", "head=HEAD", "draft_window=512"), None).draft_window == 512
     assert serve_run("decode", "draft_window=512").only(Decoding).draft_window == 512
 
 

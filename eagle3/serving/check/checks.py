@@ -26,6 +26,7 @@ from eagle3.head_files.check_config import (
     check_layout,
     check_model,
     check_options,
+    check_residual,
     check_rope,
     check_servers,
 )
@@ -50,6 +51,7 @@ CONFIG_CHECKS: tuple[Check, ...] = (
     check_layout,
     check_model,
     check_options,
+    check_residual,
     check_draft_vocab_size,
     check_layer_ids,
     check_rope,
@@ -69,6 +71,7 @@ CHECKS: tuple[Check, ...] = (
 OF_EAGLE3: tuple[Check, ...] = (
     check_layout,
     check_options,
+    check_residual,
     check_draft_vocab_size,
     check_layer_ids,
     check_rope,
@@ -76,8 +79,9 @@ OF_EAGLE3: tuple[Check, ...] = (
     check_dtype,
     check_embedding,
 )
-# With errors of these our decoder still computes what SGLang would: the accept length tells how much they cost.
-DECODED_ALL_THE_SAME = ("layout", "options", "layer_ids", "context", "dtype", "embedding", "t2d")
+# With errors of these our decoder still computes what SGLang would, or with `residual` what vLLM would: the accept
+# length tells how much they cost.
+DECODED_ALL_THE_SAME = ("layout", "options", "residual", "layer_ids", "context", "dtype", "embedding", "t2d")
 
 
 def run_checks(files: HeadFiles, facts: TargetFacts, checks: Sequence[Check] = CHECKS) -> list[Finding]:

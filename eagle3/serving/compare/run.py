@@ -11,9 +11,9 @@ import numpy as np
 
 from eagle3 import markdown
 from eagle3.decoding.paired import CONFIDENCE, Estimate, accept_length, difference
-from eagle3.decoding.speculate import Speculator
+from eagle3.decoding.speculate import load_speculator
 from eagle3.draft_shape import Shape
-from eagle3.head_files.format import load_head
+from eagle3.head_files.files import read_files
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import require_targets
 from eagle3.serving.compare.measure import ALL, Gained, Measured, answers_at, measure_head
@@ -37,17 +37,15 @@ def compare(
     """Print the table, and return its rows; compare.json and compare.md go to `folder`. `origin` goes into the first:
     commit, command, machine, versions."""
     require_targets(heads.values(), target.identity)
-    layers, dtype = len(target.layers), target.embedding.dtype
     # All before anything is decoded for long: a head that cannot be decoded ends the run here.
-    loaded = {name: load_head(path, num_layers=layers, dtype=dtype) for name, path in heads.items()}
+    loaded = {name: load_speculator(target, read_files(path)) for name, path in heads.items()}
     start = time.perf_counter()
     answers = answers_at(target, prompts.prompts, run)
     seconds_of_answers = time.perf_counter() - start
     measured: dict[str, Gained] = {}
     seconds: dict[str, float] = {}
     for name in heads:
-        start, head = time.perf_counter(), loaded.pop(name)
-        speculator = Speculator(target, head.head, head.capture_layers)
+        start, speculator = time.perf_counter(), loaded.pop(name)
         measured[name] = measure_head(speculator, answers, prompts.conversations, run.compare, name)
         seconds[name] = time.perf_counter() - start
     found = rows(measured, prompts.sources)

@@ -280,7 +280,7 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
     (setting(norm_before_fc=True), "options", "warning", "from 0.5.17 on, older versions drop", "with vLLM"),
     (setting(norm_before_fc=True, fc_norm=True), "model", "error", "norm_before_fc with fc_norm", "choose another"),
     (setting(target_hidden_size=None), "options", "error", "null: SGLang multiplies by it", "remove the key"),
-    (setting(norm_before_residual=True), "options", "error", "SGLang does not read it", "or serve it with vLLM"),
+    (setting(norm_before_residual=True), "residual", "error", "SGLang does not read it", "or serve it with vLLM"),
     (setting(partial_rotary_factor=0.5), "options", "error", "partial_rotary_factor=0.5: SGLang rotates", "remove the"),
     (setting(mlp_bias=True), "options", "error", "mlp_bias=true: of biases SGLang keeps o_proj's", "train without"),
     (

@@ -11,8 +11,8 @@ from exported_head import IDS, Editable, export_head, random_head, tiny_facts, t
 from fitted_head import CHAIN, LAYERS, PROMPT, TREE, fitted_head, stopping_at
 from serving_fixtures import serve_run
 
+import eagle3.serving.compare.run
 from eagle3.decoding.paired import Estimate
-from eagle3.decoding.speculate import Speculator
 from eagle3.errors import InputError
 from eagle3.head_files.format import save_head
 from eagle3.serving.check.prompts import PromptSet
@@ -112,7 +112,7 @@ def test_a_head_whose_weights_are_no_numbers_is_refused_before_another_decodes(r
     spoilt = Editable(folders[1])
     spoilt.tensors["fc.weight"][0, 0] = torch.nan
     spoilt.save()
-    monkeypatch.setattr(Speculator, "__init__", None)
+    monkeypatch.setattr(eagle3.serving.compare.run, "answers_at", None)
     with pytest.raises(InputError, match=rf"head={folders[1]}: fc\.weight holds 1 non-finite values"):
         run(folders)
     assert not (tmp_path / "out/compare.json").exists()
@@ -160,3 +160,15 @@ def test_a_head_that_was_trained_on_another_target_is_refused_by_name(run, targe
             require_comparable([tmp_path / "head"], target_files, settings())
         else:
             run([tmp_path / "head"])
+
+
+def test_what_decoding_does_not_compute_is_said(run, folders, caplog):
+    edited = Editable(folders[1])
+    edited.tensors["midlayer.self_attn.q_proj.bias"] = torch.ones(1)
+    edited.config["mlp_bias"] = True
+    edited.save()
+    run(folders)
+    said = f"head={folders[1]} is decoded by SGLang's rules, it may have been trained by others: "
+    assert [record.getMessage().removeprefix(said).split(":")[0] for record in caplog.records] == [
+        "mlp_bias=true", "midlayer.self_attn.q_proj.bias is unknown",
+    ]  # fmt: skip
