@@ -70,6 +70,13 @@ def check_options(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
             f"{', '.join(named)}: SGLang rotates the head's channels so, heads of EAGLE-3 are trained with all of them "
             f"in halves; remove the key, or serve the head where it was trained to be",
         )
+    window = config.get("sliding_window")
+    if window and "sliding_attention" in (config.get("layer_types") or []):
+        yield (
+            "warning",
+            f"layer_types=[sliding_attention], sliding_window={window}: the head was trained to attend to the last "
+            f"{window} tokens, SGLang attends to all; for longer texts serve it with draft_window={window}",
+        )
     for key in ("attention_bias", "mlp_bias"):
         if config.get(key):
             yield "error", f"{key}=true: of biases SGLang keeps o_proj's alone; train without them and set it to false"

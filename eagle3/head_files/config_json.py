@@ -45,6 +45,8 @@ class LayerJson(JsonObject):
     partial_rotary_factor: Number | None = None
     rope_is_neox_style: Flag = None
     hidden_act: Text = None
+    sliding_window: Size | None = None
+    layer_types: list[str] | None = None
     dtype: Text = None
     torch_dtype: Text = None
     model_type: Text = None

@@ -282,6 +282,10 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
     (setting(target_hidden_size=None), "options", "error", "null: SGLang multiplies by it", "remove the key"),
     (setting(norm_before_residual=True), "residual", "error", "SGLang does not read it", "or serve it with vLLM"),
     (setting(partial_rotary_factor=0.5), "options", "error", "partial_rotary_factor=0.5: SGLang rotates", "remove the"),
+    (
+        setting(sliding_window=2048, layer_types=["sliding_attention"]), "options", "warning",
+        "trained to attend to the last 2048 tokens, SGLang attends to all", "draft_window=2048",
+    ),
     (setting(mlp_bias=True), "options", "error", "mlp_bias=true: of biases SGLang keeps o_proj's", "train without"),
     (
         lambda head: head.training["origin"]["target"].update(weights_hash="other"), "target", "error",
