@@ -311,8 +311,9 @@ def require_engine(launch: LaunchSettings, *, servers: int, captures: bool) -> N
 
 def check_layers(run: CaptureRun, target: "TargetFiles") -> None:
     from eagle3.target.capture import check_capture_layers, default_capture_layers
+    from eagle3.target.facts import layer_count
 
-    num_layers = target.text_config.num_hidden_layers
+    num_layers = layer_count(target.text_config)
     check_capture_layers(run.features.capture_layers or default_capture_layers(num_layers), num_layers)
 
 

@@ -77,20 +77,34 @@ def _keep_input(places: list[Tensor], layer: nn.Module, args: tuple, kwargs: dic
         place.copy_(sample[: len(place)])
 
 
+def _require_states(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    layer_input(args, kwargs)
+
+
 @torch.no_grad()
 def read_logit_transform(target: Target) -> LogitTransform:
     """Return what turns `lm_head` times the final-normed last hidden into the target's own logits, proven on some.
 
-    The teacher is computed from the stored hidden that way; InputError where none that the config names does it."""
+    The teacher is computed from the stored hidden that way; InputError where none that the config names does it, and
+    where the layers pass on what no head can draft from."""
     vocab_size = len(target.embedding)
-    input_ids = torch.randint(vocab_size, (1, 8), generator=torch.Generator().manual_seed(0)).to(target.device)
+    input_ids = torch.randint(vocab_size, (2, 8), generator=torch.Generator().manual_seed(0)).to(target.device)
+    input_ids[1, :4] = input_ids[0, :4]  # the same text, continued differently
     outputs: list[Any] = []
-    hook = target.decoder.register_forward_hook(lambda module, args, output: outputs.append(output))
-    try:
+    with ExitStack() as hooks:
+        for layer in target.layers:
+            hooks.callback(layer.register_forward_pre_hook(_require_states, with_kwargs=True).remove)
+        keep = target.decoder.register_forward_hook(lambda module, args, output: outputs.append(output))
+        hooks.callback(keep.remove)
         logits = target.model(input_ids=input_ids, use_cache=False).logits[0]
-    finally:
-        hook.remove()
-    product = nn.functional.linear(outputs[0].last_hidden_state[0].to(target.lm_head.device), target.lm_head)
+    hidden = outputs[0].last_hidden_state  # (2, 8, H)
+    one, other = hidden[:, :4].float()
+    if (one - other).norm() > 0.1 * one.norm():
+        raise InputError(
+            f"target.path={target.path}: its states at a token change with later tokens, as with bidirectional "
+            f"attention to a prompt, and a head drafts from what does not change; choose another target"
+        )
+    product = nn.functional.linear(hidden[0].to(target.lm_head.device), target.lm_head)
     # One and the same product: the tolerance is for kernels that round differently.
     allowed = max(torch.finfo(target.lm_head.dtype).eps, 1e-5)
     errors = {

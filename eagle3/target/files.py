@@ -23,6 +23,7 @@ from eagle3.target.checkpoint_files import (
     require_known_quantization,
     require_no_adapter,
 )
+from eagle3.target.facts import layer_count
 from eagle3.target.identity import TargetIdentity, template_hash
 from eagle3.target.tensors import CheckpointTensors
 
@@ -62,7 +63,7 @@ class TargetFiles:
     @cached_property
     def identity(self) -> TargetIdentity:
         """Which model this is, by its files: the same whatever transformers makes of them when it loads them."""
-        return make_identity(self, self.tensors.hash(self.text_config.num_hidden_layers))
+        return make_identity(self, self.tensors.hash(layer_count(self.text_config)))
 
     @cached_property
     def text_config(self) -> PreTrainedConfig:
