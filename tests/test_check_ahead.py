@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from exported_head import edit_json
+from quantised import quantised
 from safetensors.torch import load_file, save_file
 from serving_fixtures import sglang_site
 
@@ -69,6 +70,18 @@ def test_servers_that_cannot_be_started_are_told_before_the_first_stage(
 ) -> None:
     with pytest.raises(InputError, match=message):
         check_ahead(run_of(tiny_path, "features=huggingface", *overrides), [*STAGES.values()])
+
+
+@pytest.mark.parametrize("stage", ["answers", "features"])
+def test_a_package_that_a_quantised_target_lacks_is_told_before_the_first_stage(
+    tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.quantizers.quantizer_awq.is_gptqmodel_available", lambda: False)
+    target, stages = quantised("awq", tmp_path / "target"), [STAGES["prompts"], STAGES[stage]]
+    here = ("answers=huggingface", "features=huggingface")
+    with pytest.raises(InputError, match=r"quantised \(awq .*cannot load it here \(.*gptqmodel.*; install what"):
+        check_ahead(run_of(target, *here), stages)
+    check_ahead(run_of(target, *here, "workers=ray"), stages)  # its nodes may have it
 
 
 def test_missing_or_cut_weights_are_told_before_the_first_stage(without_weights: Path, tiny_path: Path) -> None:

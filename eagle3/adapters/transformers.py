@@ -41,6 +41,8 @@ TRANSFORMERS = Library(
         "transformers.models.llama.modeling_llama:LlamaDecoderLayer.forward(hidden_states)",
         "transformers.models.llama.modeling_llama:LlamaRotaryEmbedding(config)",
         "transformers.quantizers.auto:AUTO_QUANTIZATION_CONFIG_MAPPING",
+        "transformers.quantizers.auto:get_hf_quantizer(config)",
+        "transformers.quantizers.auto:get_hf_quantizer(weights_only)",
         "transformers.utils.hub:cached_files(_raise_exceptions_for_gated_repo)",
         "transformers.utils.hub:cached_files(_raise_exceptions_for_missing_entries)",
         "transformers.utils.hub:cached_files(_raise_exceptions_for_connection_errors)",
@@ -57,7 +59,7 @@ with TRANSFORMERS.uses():
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming
     from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, get_hf_quantizer
     from transformers.utils import cached_file
 
 __all__ = ["LlamaRotaryEmbedding"]
@@ -121,6 +123,13 @@ def find_file(path: str, name: str, revision: str | None) -> str | None:
 def knows_quantization(method: str) -> bool:
     """Say whether transformers loads weights of this `quant_method`."""
     return not {method, f"{method}_4bit"}.isdisjoint(AUTO_QUANTIZATION_CONFIG_MAPPING)
+
+
+def require_quantizer(config: PreTrainedConfig, device_map: str | None) -> None:
+    """Raise transformers' own error for weights whose quantisation needs a package or a GPU that is missing here."""
+    get_hf_quantizer(
+        config=copy.deepcopy(config), quantization_config=None, device_map=device_map, weights_only=True, user_agent={}
+    )
 
 
 def text_part(config: PreTrainedConfig) -> PreTrainedConfig:
