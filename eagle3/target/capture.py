@@ -60,11 +60,17 @@ class Capture:
             return [features for ids, length in rows for features in self(ids[None, :length], [length])]
         num_layers, hidden_size = len(self.layers), self.target.text_config.hidden_size
         aux = [self.target.embedding.new_empty(length, num_layers, hidden_size) for length in lengths]
+        computed: set[nn.Module] = set()
         with ExitStack() as hooks:
             for slot, layer in enumerate(self.layers):
-                keep = partial(_keep_input, [sample[:, slot] for sample in aux])
+                keep = partial(_keep_input, [sample[:, slot] for sample in aux], computed)
                 hooks.callback(self.target.layers[layer].register_forward_pre_hook(keep, with_kwargs=True).remove)
             output = self.target.decoder(input_ids=input_ids.to(self.target.device), use_cache=False)
+        if skipped := [layer for layer in self.layers if self.target.layers[layer] not in computed]:
+            raise InputError(
+                f"features.capture_layers={self.layers}: the target reads texts without its layers {skipped}, as those "
+                f"of Llama 3.2 Vision for images; choose others"
+            )
         last = [
             hidden[:length].to(self.target.device, copy=True)  # a view would hold on to the padding
             for hidden, length in zip(output.last_hidden_state, lengths, strict=True)
@@ -72,7 +78,10 @@ class Capture:
         return [Features(*pair) for pair in zip((sample.flatten(1) for sample in aux), last, strict=True)]
 
 
-def _keep_input(places: list[Tensor], layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+def _keep_input(
+    places: list[Tensor], computed: set[nn.Module], layer: nn.Module, args: tuple, kwargs: dict[str, Any]
+) -> None:
+    computed.add(layer)
     for place, sample in zip(places, layer_input(args, kwargs), strict=True):
         place.copy_(sample[: len(place)])
 

@@ -134,6 +134,20 @@ def test_a_target_that_reads_ahead_is_refused_before_it_answers(tmp_path):
         read_logit_transform(target)
 
 
+def test_layers_that_a_text_does_not_pass_are_not_captured(tmp_path):
+    """Nothing would be written into their places."""
+    text = {**SHAPE, "cross_attention_layers": [3, 6], "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    image = {"image_size": 28, "vision_output_dim": 64, "intermediate_layers_indices": [0], "attention_heads": 2}
+    vision = {**VISION, **image, "num_global_layers": 1, "supported_aspect_ratios": [[1, 1]]}
+    config = transformers.MllamaConfig(text_config=text, vision_config=vision)
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    target = load_target(path=str(save_with_tokenizer(model, tmp_path)), **OPTIONS)
+    read_logit_transform(target)
+    Capture(target, [2, 4, 5])(torch.tensor([[5, 6, 7]]), [3])
+    with pytest.raises(InputError, match=r"capture_layers=\[2, 3, 5\]: .* without its layers \[3\]"):
+        Capture(target, [2, 3, 5])(torch.tensor([[5, 6, 7]]), [3])
+
+
 def test_layers_with_two_attentions_are_counted_once(tmp_path):
     sizes = {**SHAPE, **LATENT, "num_key_value_heads": 4, "num_hidden_layers": 2 * 7}
     experts = {"head_dim": 8, "expert_ffn_hidden_size": 16, "n_routed_experts": 4, "zero_expert_num": 2, "moe_topk": 2}
