@@ -29,6 +29,7 @@ def run_of(target: Path, *overrides: str) -> PrecomputeRun:
     [
         ({"quantization_config": {"quant_method": "modelopt"}}, [], "quant_method=modelopt"),
         ({"num_hidden_layers": 5}, [], r"features\.capture_layers=\[2, 2, 2\] does not fit"),
+        ({"model_type": "t5gemma2", "is_encoder_decoder": True}, [], r"is_encoder_decoder=true in its config\.json"),
         (
             {"model_type": "blt", "num_hidden_layers": None},
             [],

@@ -17,7 +17,7 @@ import torch
 from huggingface_hub.errors import HfHubHTTPError
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from eagle3.adapters.library import Library
 from eagle3.errors import InputError, first_line
@@ -180,6 +180,11 @@ def cache_argument(model: PreTrainedModel | type[PreTrainedModel]) -> str | None
     return next((name for name in CACHE_ARGUMENTS if name in parameters), None)
 
 
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Say whether `forward` is told at which positions its tokens are, which padding on the left shifts."""
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
 def renamings(model: PreTrainedModel) -> Callable[[str], str]:
     """Return what gives a tensor of a checkpoint the name under which transformers loads it."""
     known = [each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming)]
@@ -188,7 +193,8 @@ def renamings(model: PreTrainedModel) -> Callable[[str], str]:
 
 def require_cache(model: PreTrainedModel, path: str) -> None:
     """Raise InputError for a model that does not decode with a DynamicCache."""
-    if cache_argument(model) is None or not model._supports_default_dynamic_cache():  # type: ignore[operator]
+    can_generate = isinstance(model, GenerationMixin) and model._supports_default_dynamic_cache()  # type: ignore[misc]
+    if not can_generate or cache_argument(model) is None:
         raise InputError(
             f"target.path={path} is a {type(model).__name__}, which does not decode with a DynamicCache of "
             f"transformers, so it can neither answer nor decode here; import its answers (answers=imported)"

@@ -87,6 +87,11 @@ def read_target_files(
         require_hub_or_cache(path, revision)
     require_no_adapter(path, revision)
     config_dict, config = load_config(path, revision=revision, trust_remote_code=trust_remote_code)
+    if config.is_encoder_decoder:
+        raise InputError(
+            f"target.path={path}: is_encoder_decoder=true in its config.json (model_type={config.model_type}), and a "
+            f"target reads prompt and answer as one text; choose a causal language model"
+        )
     require_known_quantization(path, revision, config_dict)
     tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust_remote_code)
     return TargetFiles(

@@ -90,6 +90,11 @@ def load_target(
     if check_health:
         try:
             require_health(model, files.tokenizer, files.path)
+        except (TypeError, ValueError) as error:  # a diffusion model, say
+            raise InputError(
+                f"target.path={files.path} is a {type(model).__name__}, which does not compute the next tokens of a "
+                f"text ({first_line(error)}); choose a causal language model"
+            ) from error
         except RuntimeError as error:
             if files.quantization is None:
                 raise
