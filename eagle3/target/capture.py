@@ -86,8 +86,11 @@ def _keep_input(
         place.copy_(sample[: len(place)])
 
 
-def _require_states(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    layer_input(args, kwargs)
+def _require_states(path: str, layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    try:
+        layer_input(args, kwargs)
+    except InputError as error:
+        raise InputError(f"target.path={path}: {error}") from None
 
 
 @torch.no_grad()
@@ -102,7 +105,8 @@ def read_logit_transform(target: Target) -> LogitTransform:
     outputs: list[Any] = []
     with ExitStack() as hooks:
         for layer in target.layers:
-            hooks.callback(layer.register_forward_pre_hook(_require_states, with_kwargs=True).remove)
+            require = partial(_require_states, target.path)
+            hooks.callback(layer.register_forward_pre_hook(require, with_kwargs=True).remove)
         keep = target.decoder.register_forward_hook(lambda module, args, output: outputs.append(output))
         hooks.callback(keep.remove)
         logits = target.model(input_ids=input_ids, use_cache=False).logits[0]

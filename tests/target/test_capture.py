@@ -118,9 +118,11 @@ def test_several_residual_streams_are_refused():
     target = make_target(text_config("llama", 5))
     layer = target.layers[2]
     layer.register_forward_pre_hook(lambda module, args: (torch.stack([args[0]] * 2, dim=-2), *args[1:]))
-    for use in (lambda: Capture(target, [2, 3])(torch.tensor([[5, 6, 7]]), [3]), lambda: read_logit_transform(target)):
-        with pytest.raises(InputError, match=r"states of 4 dimensions, as with several residual streams"):
-            use()
+    streams = r"states of 4 dimensions, as with several residual streams"
+    with pytest.raises(InputError, match=streams):
+        Capture(target, [2, 3])(torch.tensor([[5, 6, 7]]), [3])
+    with pytest.raises(InputError, match=rf"target\.path=random: .*{streams}"):
+        read_logit_transform(target)
 
 
 def test_a_target_that_reads_ahead_is_refused_before_it_answers(tmp_path):
