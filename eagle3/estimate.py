@@ -23,7 +23,7 @@ from eagle3.progress import Bar, duration
 from eagle3.settings.precomputing import Engine, PrecomputeRun, Rates, RelativeSpeed
 from eagle3.storage.files import read_jsonl, write_json
 from eagle3.target.capture import default_capture_layers
-from eagle3.target.facts import TargetConfig, target_config
+from eagle3.target.facts import TargetConfig, layer_count, target_config
 from eagle3.target.files import TargetFiles
 from eagle3.target.model import empty_model, find_decoder
 from eagle3.target.stored import StoredTarget, stored_target
@@ -49,7 +49,7 @@ def estimate_run(run: PrecomputeRun) -> dict[str, Any]:
     """Log the table and return its numbers, which are written to DIR/estimate.json."""
     out_dir, target = run.folder, stored_target(**vars(run.target))
     facts = target_config(target.text_config, target.text_config.vocab_size, target.checkpoint_dtype)
-    layers = len(run.features.capture_layers or default_capture_layers(target.text_config.num_hidden_layers))
+    layers = len(run.features.capture_layers or default_capture_layers(layer_count(target.text_config)))
     tokens = tokens_of_answers(run, out_dir) or tokens_of_prompts(run, out_dir, target)
     rates, speed, epochs = run.estimate.rates, run.estimate.relative, run.estimate.epochs
     scaled = {

@@ -22,6 +22,9 @@ EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 GEMMA4 = {"head_dim": 8, "sliding_window": 8, "num_kv_shared_layers": 0, "final_logit_softcapping": None}
 
 
+ERNIE = {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_layer_start_index": 1}
+
+
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 
 
@@ -63,6 +66,10 @@ FAMILIES = {
     ),
     "phi3": ("Phi3Config", {"sliding_window": 8}),
     "phi3_longrope": ("Phi3Config", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 12}),
+    "olmo3": ("Olmo3Config", {"sliding_window": 8}),  # norms after attention and MLP
+    "exaone4": ("Exaone4Config", {"head_dim": 8, "sliding_window": 8}),
+    "minimax_m2": ("MiniMaxM2Config", {"num_experts_per_tok": 2, "num_local_experts": 4, "head_dim": 8}),
+    "ernie4_5_moe": ("Ernie4_5_MoeConfig", {**ERNIE, "moe_intermediate_size": 32}),
     "glm4_moe": ("Glm4MoeConfig", {**EXPERTS, "n_routed_experts": 4, "head_dim": 8}),
 }
 

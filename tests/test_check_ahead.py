@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from exported_head import edit_json
+from quantised import quantised
 from safetensors.torch import load_file, save_file
 from serving_fixtures import sglang_site
 
@@ -28,6 +29,12 @@ def run_of(target: Path, *overrides: str) -> PrecomputeRun:
     [
         ({"quantization_config": {"quant_method": "modelopt"}}, [], "quant_method=modelopt"),
         ({"num_hidden_layers": 5}, [], r"features\.capture_layers=\[2, 2, 2\] does not fit"),
+        ({"model_type": "t5gemma2", "is_encoder_decoder": True}, [], r"is_encoder_decoder=true in its config\.json"),
+        (
+            {"model_type": "blt", "num_hidden_layers": None},
+            [],
+            r"num_hidden_layers=None in its config\.json \(model_type=blt\) must be a whole",
+        ),
         ({}, ["features.capture_layers=[2,4,9]"], r"features\.capture_layers=\[2, 4, 9\] does not fit"),
     ],
 )
@@ -64,6 +71,18 @@ def test_servers_that_cannot_be_started_are_told_before_the_first_stage(
 ) -> None:
     with pytest.raises(InputError, match=message):
         check_ahead(run_of(tiny_path, "features=huggingface", *overrides), [*STAGES.values()])
+
+
+@pytest.mark.parametrize("stage", ["answers", "features"])
+def test_a_package_that_a_quantised_target_lacks_is_told_before_the_first_stage(
+    tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.quantizers.quantizer_awq.is_gptqmodel_available", lambda: False)
+    target, stages = quantised("awq", tmp_path / "target"), [STAGES["prompts"], STAGES[stage]]
+    here = ("answers=huggingface", "features=huggingface")
+    with pytest.raises(InputError, match=r"quantised \(awq .*cannot load it here \(.*gptqmodel.*; install what"):
+        check_ahead(run_of(target, *here), stages)
+    check_ahead(run_of(target, *here, "workers=ray"), stages)  # its nodes may have it
 
 
 def test_missing_or_cut_weights_are_told_before_the_first_stage(without_weights: Path, tiny_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from huggingface_hub.errors import HfHubHTTPError
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from eagle3.adapters.library import Library
 from eagle3.errors import InputError, first_line
@@ -41,6 +41,8 @@ TRANSFORMERS = Library(
         "transformers.models.llama.modeling_llama:LlamaDecoderLayer.forward(hidden_states)",
         "transformers.models.llama.modeling_llama:LlamaRotaryEmbedding(config)",
         "transformers.quantizers.auto:AUTO_QUANTIZATION_CONFIG_MAPPING",
+        "transformers.quantizers.auto:get_hf_quantizer(config)",
+        "transformers.quantizers.auto:get_hf_quantizer(weights_only)",
         "transformers.utils.hub:cached_files(_raise_exceptions_for_gated_repo)",
         "transformers.utils.hub:cached_files(_raise_exceptions_for_missing_entries)",
         "transformers.utils.hub:cached_files(_raise_exceptions_for_connection_errors)",
@@ -57,7 +59,7 @@ with TRANSFORMERS.uses():
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming
     from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, get_hf_quantizer
     from transformers.utils import cached_file
 
 __all__ = ["LlamaRotaryEmbedding"]
@@ -123,6 +125,13 @@ def knows_quantization(method: str) -> bool:
     return not {method, f"{method}_4bit"}.isdisjoint(AUTO_QUANTIZATION_CONFIG_MAPPING)
 
 
+def require_quantizer(config: PreTrainedConfig, device_map: str | None) -> None:
+    """Raise transformers' own error for weights whose quantisation needs a package or a GPU that is missing here."""
+    get_hf_quantizer(
+        config=copy.deepcopy(config), quantization_config=None, device_map=device_map, weights_only=True, user_agent={}
+    )
+
+
 def text_part(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the config of the text decoder, for reading only.
 
@@ -171,6 +180,11 @@ def cache_argument(model: PreTrainedModel | type[PreTrainedModel]) -> str | None
     return next((name for name in CACHE_ARGUMENTS if name in parameters), None)
 
 
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Say whether `forward` is told at which positions its tokens are, which padding on the left shifts."""
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
 def renamings(model: PreTrainedModel) -> Callable[[str], str]:
     """Return what gives a tensor of a checkpoint the name under which transformers loads it."""
     known = [each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming)]
@@ -179,7 +193,8 @@ def renamings(model: PreTrainedModel) -> Callable[[str], str]:
 
 def require_cache(model: PreTrainedModel, path: str) -> None:
     """Raise InputError for a model that does not decode with a DynamicCache."""
-    if cache_argument(model) is None or not model._supports_default_dynamic_cache():  # type: ignore[operator]
+    can_generate = isinstance(model, GenerationMixin) and model._supports_default_dynamic_cache()  # type: ignore[misc]
+    if not can_generate or cache_argument(model) is None:
         raise InputError(
             f"target.path={path} is a {type(model).__name__}, which does not decode with a DynamicCache of "
             f"transformers, so it can neither answer nor decode here; import its answers (answers=imported)"

@@ -12,7 +12,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from eagle3.adapters.transformers import keep_rows, keeps_keys_and_values, next_logits, preallocated_cache
+from eagle3.adapters.transformers import (
+    keep_rows,
+    keeps_keys_and_values,
+    next_logits,
+    preallocated_cache,
+    takes_positions,
+)
 from eagle3.engine.endpoint import Answer
 from eagle3.target.facts import rope_depends_on_length
 
@@ -81,6 +87,8 @@ def alone_because(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config(decoder=True)
     if rope_depends_on_length(config):
         return "the longest row of a batch would set the RoPE of all"
+    if not takes_positions(model):
+        return f"padding would shift the positions of a {config.model_type}"
     if keeps_keys_and_values(model):
         return None
     return f"padding could change the state that a {config.model_type} keeps"

@@ -146,7 +146,7 @@ class AnswerStore:
         self, out_dir: Path, target: TargetIdentity, made_with: MadeWith, *, prompt_limit: int | None = None
     ) -> None:
         """`prompt_limit`: most tokens of a prompt. Raises InputError if the folder has answers that were made with
-        other settings."""
+        other settings. Without any answer, other settings begin the stage again."""
         self.prompts = out_dir / "prompts" / "prompts.jsonl"
         self.folder = out_dir / "answers"
         self.answers = self.folder / ANSWERS
@@ -164,10 +164,7 @@ class AnswerStore:
         )
         require_prompts_whole(self.prompts, self.manifest.prompts_sha256)
         if (self.folder / "manifest.json").exists():
-            before = read_answers(self.folder)
-            self._require_same(before)
-            require_whole(self.folder, before)
-            self.manifest = replace(self.manifest, target=before.target)  # also where its folder has moved
+            self._continue(read_answers(self.folder))
         elif self.answers.exists() and self.answers.stat().st_size:
             raise InputError(
                 f"{self.answers} has no manifest.json next to it, which says how these answers were made; bring it "
@@ -220,8 +217,7 @@ class AnswerStore:
         counts = _count(self.answers, read_rows(self.folder), self._read_errors())
         if not counts.rows:
             imported = "drop answers=imported, or give rows with answers and run all stages with it"
-            again = f"correct that and run again; to change settings of answers, delete {self.folder}"
-            remedy = imported if self.manifest.made_with.sampling is None else again
+            remedy = imported if self.manifest.made_with.sampling is None else "correct that and run again"
             raise InputError(f"{self.answers} is empty, nothing could be answered ({_listed(counts.errors)}); {remedy}")
         if counts.errors:
             log.warning(
@@ -248,6 +244,18 @@ class AnswerStore:
 
     def _read_errors(self) -> list[AnswerError]:
         return [error for error, _ in _lines_and_ends(self.errors, AnswerError)] if self.errors.exists() else []
+
+    def _continue(self, before: AnswersManifest) -> None:
+        try:
+            self._require_same(before)
+        except InputError:
+            if self.answers.exists() and next(read_rows(self.folder), None) is not None:
+                raise
+            require_whole(self.folder, before)
+            self.errors.unlink(missing_ok=True)  # refusals by the other settings
+        else:
+            require_whole(self.folder, before)
+            self.manifest = replace(self.manifest, target=before.target)  # also where its folder has moved
 
     def _require_same(self, before: AnswersManifest) -> None:
         require_same_target(

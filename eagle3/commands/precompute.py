@@ -149,6 +149,8 @@ class TargetPromptsStage(PromptsStage):
         from eagle3.target_prompts.build import check_target_prompts
 
         check_target_prompts(run, target)
+        if run.answered_by == "huggingface":
+            check_loadable(run, target)
 
     def run(self, run: PrecomputeRun, engine: Continued) -> None:
         from eagle3.target_prompts.build import TargetPrompts
@@ -202,6 +204,8 @@ class AnswersStage(Stage):
             prompt_limit(target.text_config, limits.max_new_tokens, limits.max_prompt_tokens)
         if run.answered_by in ENDPOINTS:
             check_servers(run)
+        elif run.answered_by == "huggingface":
+            check_loadable(run, target)
 
     def run(self, run: PrecomputeRun, engine: Continued) -> None:
         from eagle3.answers.build import answer
@@ -234,6 +238,8 @@ class FeaturesStage(Stage):
         check_layers(run, target)
         if run.features.engine:
             check_engine(run, servers=run.features.engine.servers, captures=True)
+        else:
+            check_loadable(run, target)
 
     def run(self, run: PrecomputeRun, engine: Continued) -> None:
         from eagle3.features.build import extract
@@ -309,10 +315,19 @@ def require_engine(launch: LaunchSettings, *, servers: int, captures: bool) -> N
         require_capture(version)
 
 
+def check_loadable(run: CaptureRun, target: "TargetFiles") -> None:
+    """Raise InputError where transformers lacks what a quantised target needs; nodes of a cluster are others."""
+    from eagle3.target.model import require_loadable
+
+    if "address" not in run.workers.keys:
+        require_loadable(target, device=run.target.device)
+
+
 def check_layers(run: CaptureRun, target: "TargetFiles") -> None:
     from eagle3.target.capture import check_capture_layers, default_capture_layers
+    from eagle3.target.facts import layer_count
 
-    num_layers = target.text_config.num_hidden_layers
+    num_layers = layer_count(target.text_config)
     check_capture_layers(run.features.capture_layers or default_capture_layers(num_layers), num_layers)
 
 

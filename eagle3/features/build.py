@@ -26,6 +26,7 @@ from eagle3.settings.precomputing import CaptureRun, PrecomputeRun, SampleSettin
 from eagle3.storage.folder import Storage, open_folder
 from eagle3.target.capture import check_capture_layers, default_capture_layers
 from eagle3.target.device import free_bytes
+from eagle3.target.facts import layer_count
 from eagle3.target.identity import require_same_target
 from eagle3.target.model import load_target, resolved_dtype, unload
 from eagle3.target.stored import StoredTarget, stored_target
@@ -70,7 +71,7 @@ def feature_folder(run: PrecomputeRun) -> Storage:
 
 
 def feature_settings(run: CaptureRun, target: StoredTarget) -> FeatureSettings:
-    features, num_layers = run.features, target.text_config.num_hidden_layers
+    features, num_layers = run.features, layer_count(target.text_config)
     layers = features.capture_layers or default_capture_layers(num_layers)
     return FeatureSettings(
         captured_by="sglang" if features.engine else "huggingface",

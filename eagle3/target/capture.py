@@ -60,11 +60,17 @@ class Capture:
             return [features for ids, length in rows for features in self(ids[None, :length], [length])]
         num_layers, hidden_size = len(self.layers), self.target.text_config.hidden_size
         aux = [self.target.embedding.new_empty(length, num_layers, hidden_size) for length in lengths]
+        computed: set[nn.Module] = set()
         with ExitStack() as hooks:
             for slot, layer in enumerate(self.layers):
-                keep = partial(_keep_input, [sample[:, slot] for sample in aux])
+                keep = partial(_keep_input, [sample[:, slot] for sample in aux], computed)
                 hooks.callback(self.target.layers[layer].register_forward_pre_hook(keep, with_kwargs=True).remove)
             output = self.target.decoder(input_ids=input_ids.to(self.target.device), use_cache=False)
+        if skipped := [layer for layer in self.layers if self.target.layers[layer] not in computed]:
+            raise InputError(
+                f"features.capture_layers={self.layers}: the target reads texts without its layers {skipped}, as those "
+                f"of Llama 3.2 Vision for images; choose others"
+            )
         last = [
             hidden[:length].to(self.target.device, copy=True)  # a view would hold on to the padding
             for hidden, length in zip(output.last_hidden_state, lengths, strict=True)
@@ -72,25 +78,46 @@ class Capture:
         return [Features(*pair) for pair in zip((sample.flatten(1) for sample in aux), last, strict=True)]
 
 
-def _keep_input(places: list[Tensor], layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+def _keep_input(
+    places: list[Tensor], computed: set[nn.Module], layer: nn.Module, args: tuple, kwargs: dict[str, Any]
+) -> None:
+    computed.add(layer)
     for place, sample in zip(places, layer_input(args, kwargs), strict=True):
         place.copy_(sample[: len(place)])
+
+
+def _require_states(path: str, layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    try:
+        layer_input(args, kwargs)
+    except InputError as error:
+        raise InputError(f"target.path={path}: {error}") from None
 
 
 @torch.no_grad()
 def read_logit_transform(target: Target) -> LogitTransform:
     """Return what turns `lm_head` times the final-normed last hidden into the target's own logits, proven on some.
 
-    The teacher is computed from the stored hidden that way; InputError where none that the config names does it."""
+    The teacher is computed from the stored hidden that way; InputError where none that the config names does it, and
+    where the layers pass on what no head can draft from."""
     vocab_size = len(target.embedding)
-    input_ids = torch.randint(vocab_size, (1, 8), generator=torch.Generator().manual_seed(0)).to(target.device)
+    input_ids = torch.randint(vocab_size, (2, 8), generator=torch.Generator().manual_seed(0)).to(target.device)
+    input_ids[1, :4] = input_ids[0, :4]  # the same text, continued differently
     outputs: list[Any] = []
-    hook = target.decoder.register_forward_hook(lambda module, args, output: outputs.append(output))
-    try:
+    with ExitStack() as hooks:
+        for layer in target.layers:
+            require = partial(_require_states, target.path)
+            hooks.callback(layer.register_forward_pre_hook(require, with_kwargs=True).remove)
+        keep = target.decoder.register_forward_hook(lambda module, args, output: outputs.append(output))
+        hooks.callback(keep.remove)
         logits = target.model(input_ids=input_ids, use_cache=False).logits[0]
-    finally:
-        hook.remove()
-    product = nn.functional.linear(outputs[0].last_hidden_state[0].to(target.lm_head.device), target.lm_head)
+    hidden = outputs[0].last_hidden_state  # (2, 8, H)
+    one, other = hidden[:, :4].float()
+    if (one - other).norm() > 0.1 * one.norm():
+        raise InputError(
+            f"target.path={target.path}: its states at a token change with later tokens, as with bidirectional "
+            f"attention to a prompt, and a head drafts from what does not change; choose another target"
+        )
+    product = nn.functional.linear(hidden[0].to(target.lm_head.device), target.lm_head)
     # One and the same product: the tolerance is for kernels that round differently.
     allowed = max(torch.finfo(target.lm_head.dtype).eps, 1e-5)
     errors = {

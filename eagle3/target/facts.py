@@ -72,6 +72,11 @@ def context_length(text_config: PretrainedConfig) -> int | None:
     return getattr(text_config, "max_position_embeddings", None)
 
 
+def layer_count(text_config: PretrainedConfig) -> int:
+    """Return the number of decoder layers. LongCat-Flash counts the two attentions of each as num_hidden_layers."""
+    return getattr(text_config, "num_layers", text_config.num_hidden_layers)
+
+
 def require_sizes(config: PretrainedConfig, path: str) -> None:
     """Raise InputError for a text config without the numbers that the size of a head follows, as of a Mamba."""
     for key in ("num_attention_heads", "hidden_size", "num_hidden_layers", "max_position_embeddings"):
@@ -97,7 +102,7 @@ def target_config(config: PretrainedConfig, vocab_size: int, dtype: str | None) 
     stretch = max(1.0, context_factor(getattr(config, "rope_parameters", None) or {}) / context_factor(rope))
     return TargetConfig(
         model_type=config.model_type,
-        num_layers=config.num_hidden_layers,
+        num_layers=layer_count(config),
         hidden_size=config.hidden_size,
         vocab_size=vocab_size,
         # Some families do not state it by this name (OPT, Falcon), others have experts alone (Qwen3.5 MoE).

@@ -23,6 +23,7 @@ from eagle3.target.checkpoint_files import (
     require_known_quantization,
     require_no_adapter,
 )
+from eagle3.target.facts import layer_count
 from eagle3.target.identity import TargetIdentity, template_hash
 from eagle3.target.tensors import CheckpointTensors
 
@@ -62,7 +63,7 @@ class TargetFiles:
     @cached_property
     def identity(self) -> TargetIdentity:
         """Which model this is, by its files: the same whatever transformers makes of them when it loads them."""
-        return make_identity(self, self.tensors.hash(self.text_config.num_hidden_layers))
+        return make_identity(self, self.tensors.hash(layer_count(self.text_config)))
 
     @cached_property
     def text_config(self) -> PreTrainedConfig:
@@ -86,6 +87,11 @@ def read_target_files(
         require_hub_or_cache(path, revision)
     require_no_adapter(path, revision)
     config_dict, config = load_config(path, revision=revision, trust_remote_code=trust_remote_code)
+    if config.is_encoder_decoder:
+        raise InputError(
+            f"target.path={path}: is_encoder_decoder=true in its config.json (model_type={config.model_type}), and a "
+            f"target reads prompt and answer as one text; choose a causal language model"
+        )
     require_known_quantization(path, revision, config_dict)
     tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust_remote_code)
     return TargetFiles(

@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from eagle3.adapters.transformers import require_quantizer
 from eagle3.errors import InputError, first_line
 from eagle3.target.checkpoint_files import OTHER_WAYS, PLAIN_CHECKPOINT
 from eagle3.target.device import resolve_device
@@ -89,6 +90,11 @@ def load_target(
     if check_health:
         try:
             require_health(model, files.tokenizer, files.path)
+        except (TypeError, ValueError) as error:  # a diffusion model, say
+            raise InputError(
+                f"target.path={files.path} is a {type(model).__name__}, which does not compute the next tokens of a "
+                f"text ({first_line(error)}); choose a causal language model"
+            ) from error
         except RuntimeError as error:
             if files.quantization is None:
                 raise
@@ -117,6 +123,20 @@ def resolved_dtype(dtype: str, *, on_cpu: bool) -> str:
     """Return the name of the dtype that a target is loaded in; "auto" is the checkpoint's."""
     # CPUs are slow in bf16, and fp32 makes greedy decoding repeatable
     return "float32" if dtype == "auto" and on_cpu else dtype
+
+
+def require_loadable(files: TargetFiles, *, device: str) -> None:
+    """Raise NotLoadable for a quantised target that needs what this machine lacks; reads no weights."""
+    try:
+        require_quantizer(files.config, "auto" if resolve_device(device) is None else None)
+    except Exception as error:
+        raise not_loadable(f"target.path={files.path}", files.quantization, error) from error
+
+
+def not_loadable(keys: str, scheme: str | None, error: Exception) -> NotLoadable:
+    return NotLoadable(
+        f"{keys} is quantised ({scheme}), and transformers cannot load it here ({first_line(error)}); {OTHER_WAYS}"
+    )
 
 
 def _loader(files: TargetFiles) -> Any:
@@ -148,10 +168,7 @@ def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
         attention = options["attn_implementation"]
         keys = f"target.path={files.path}" + (f" target.attention={attention}" if attention else "")
         if scheme := files.quantization:
-            raise NotLoadable(
-                f"{keys} is quantised ({scheme}), and transformers cannot load it here ({first_line(error)}); "
-                f"{OTHER_WAYS}"
-            ) from error
+            raise not_loadable(keys, scheme, error) from error
         raise InputError(f"{keys} cannot be loaded: {first_line(error)}") from error
     if report["missing_keys"]:  # transformers only warns, and would continue with random numbers
         missing = sorted(report["missing_keys"])

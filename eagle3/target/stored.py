@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eagle3.adapters.transformers import renamings
 from eagle3.errors import InputError
-from eagle3.target.facts import TargetConfig, target_config
+from eagle3.target.facts import TargetConfig, require_sizes, target_config
 from eagle3.target.files import TargetFiles, read_target_files
 from eagle3.target.model import empty_model, find_decoder
 
@@ -102,5 +102,7 @@ def not_plain(files: TargetFiles, found: str) -> InputError:
 
 
 def stored_target(**settings: Any) -> StoredTarget:
-    """Read a target's files; takes the keys of conf/target."""
-    return StoredTarget(**read_target_files(**settings).stated())
+    """Read a target's files; takes the keys of conf/target. Raises InputError for one of which no head has a size."""
+    target = StoredTarget(**read_target_files(**settings).stated())
+    require_sizes(target.text_config, target.path)
+    return target

@@ -4,7 +4,15 @@ import pytest
 import torch
 from families import text_config
 from generation import GREEDY, STOP, answer, hugging_face_greedy
-from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig, Phi3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BartConfig,
+    BartForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Phi3ForCausalLM,
+)
 
 from eagle3.adapters.transformers import CACHE_ROOM, PreallocatedLayer, preallocated_cache
 from eagle3.answers.generate import choose_tokens, sampling_probabilities
@@ -44,9 +52,17 @@ def test_an_answer_does_not_depend_on_the_rows_that_share_the_batch(model, promp
     assert len(set(lengths)) > 2  # rows did leave the batch at different times
 
 
-def test_a_longer_row_next_to_it_does_not_change_an_answer_where_positions_depend_on_length():
+BART = {"vocab_size": 4096, "d_model": 32, "init_std": 0.3, "max_position_embeddings": 128}
+BART |= {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64, "is_encoder_decoder": False}
+
+
+@pytest.mark.parametrize("build", [
+    lambda: Phi3ForCausalLM(text_config("phi3_longrope", num_layers=2)),  # positions depend on the longest row
+    lambda: BartForCausalLM(BartConfig(**BART, is_decoder=True)),  # positions are counted from the padding on
+])  # fmt: skip
+def test_a_longer_row_next_to_it_does_not_change_an_answer(build):
     torch.manual_seed(0)
-    model = Phi3ForCausalLM(text_config("phi3_longrope", num_layers=2)).eval()
+    model = build().eval()
     short, long = [3, 5, 7, 9], list(range(10, 40))
     together = answer(model, [short, long], max_new_tokens=6, **GREEDY)
     assert answer(model, [short], max_new_tokens=6, **GREEDY) == together[:1]

@@ -402,6 +402,18 @@ def test_a_run_that_ended_before_its_first_answer_ties_no_settings(target, chat,
     assert run(target, chat, out_dir, temperature=0.1).rows == 7
 
 
+@pytest.mark.parametrize("changed", ["sampling", "prompts", "answerer"])
+def test_a_stage_without_any_answer_begins_again_with_other_settings(target, chat, out_dir, changed):
+    failing = {"imported": "stop"} if changed == "answerer" else {"max_prompt_tokens": 2}
+    with pytest.raises(InputError, match="nothing could be answered"):
+        run(target, chat, out_dir, **failing)
+    if changed == "prompts":
+        write_prompts(out_dir, [prompt(9, QUICK[0])])
+    assert errors_of(out_dir)
+    assert run(target, chat, out_dir, temperature=0.1).rows == (1 if changed == "prompts" else 7)
+    assert errors_of(out_dir) == []
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

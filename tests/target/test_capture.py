@@ -6,7 +6,19 @@ from itertools import pairwise
 import pytest
 import torch
 import transformers
-from families import FAMILIES, GEMMA4, OPTIONS, SHAPE, TINY, WRAPPERS, build_model, save_with_tokenizer, text_config
+from families import (
+    FAMILIES,
+    GEMMA4,
+    LATENT,
+    OPTIONS,
+    SHAPE,
+    TINY,
+    VISION,
+    WRAPPERS,
+    build_model,
+    save_with_tokenizer,
+    text_config,
+)
 from fitted_head import make_target
 from hybrid_families import FAMILIES as HYBRID
 from hybrid_families import hybrid_config
@@ -106,8 +118,45 @@ def test_several_residual_streams_are_refused():
     target = make_target(text_config("llama", 5))
     layer = target.layers[2]
     layer.register_forward_pre_hook(lambda module, args: (torch.stack([args[0]] * 2, dim=-2), *args[1:]))
-    with pytest.raises(InputError, match=r"states of 4 dimensions, as with several residual streams"):
+    streams = r"states of 4 dimensions, as with several residual streams"
+    with pytest.raises(InputError, match=streams):
         Capture(target, [2, 3])(torch.tensor([[5, 6, 7]]), [3])
+    with pytest.raises(InputError, match=rf"target\.path=random: .*{streams}"):
+        read_logit_transform(target)
+
+
+def test_a_target_that_reads_ahead_is_refused_before_it_answers(tmp_path):
+    """PaliGemma's tokens attend to all tokens of a prompt."""
+    vision = {**VISION, "image_size": 14, "projection_dim": 32}
+    text = {**SHAPE, "model_type": "gemma", "num_hidden_layers": 3}
+    config = transformers.PaliGemmaConfig(text_config=text, vision_config=vision, projection_dim=32)
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    target = load_target(path=str(save_with_tokenizer(model, tmp_path)), **OPTIONS)
+    with pytest.raises(InputError, match=r"target\.path=.*: its states at a token change with later tokens"):
+        read_logit_transform(target)
+
+
+def test_layers_that_a_text_does_not_pass_are_not_captured(tmp_path):
+    """Nothing would be written into their places."""
+    text = {**SHAPE, "cross_attention_layers": [3, 6], "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    image = {"image_size": 28, "vision_output_dim": 64, "intermediate_layers_indices": [0], "attention_heads": 2}
+    vision = {**VISION, **image, "num_global_layers": 1, "supported_aspect_ratios": [[1, 1]]}
+    config = transformers.MllamaConfig(text_config=text, vision_config=vision)
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    target = load_target(path=str(save_with_tokenizer(model, tmp_path)), **OPTIONS)
+    read_logit_transform(target)
+    Capture(target, [2, 4, 5])(torch.tensor([[5, 6, 7]]), [3])
+    with pytest.raises(InputError, match=r"capture_layers=\[2, 3, 5\]: .* without its layers \[3\]"):
+        Capture(target, [2, 3, 5])(torch.tensor([[5, 6, 7]]), [3])
+
+
+def test_layers_with_two_attentions_are_counted_once(tmp_path):
+    sizes = {**SHAPE, **LATENT, "num_key_value_heads": 4, "num_hidden_layers": 2 * 7}
+    experts = {"head_dim": 8, "expert_ffn_hidden_size": 16, "n_routed_experts": 4, "zero_expert_num": 2, "moe_topk": 2}
+    config = transformers.LongcatFlashConfig(**sizes, **experts, ffn_hidden_size=64)
+    target = random_target(tmp_path, config)
+    assert len(target.layers) == stored_target(path=target.path).facts.num_layers == 7
+    assert_features_are_those_of_unpadded_samples(target, [2, 3, 4], padded_batch())
 
 
 def test_bf16_target_gives_bf16_features():

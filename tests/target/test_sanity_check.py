@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from eagle3.errors import InputError
 from eagle3.target.model import load_target
@@ -27,6 +27,17 @@ def test_a_loss_that_is_no_number_is_refused(tiny_path: Path) -> None:
     model.model.norm.weight.data.fill_(torch.nan)
     with pytest.raises(InputError, match="nan nats"):
         require_health(model.eval(), AutoTokenizer.from_pretrained(tiny_path), "here")
+
+
+def test_a_model_that_does_not_compute_next_tokens_is_one_line(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(self: object, input_ids: object, decoder_input_ids: object) -> None:
+        """As of a diffusion model."""
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
+    with pytest.raises(InputError, match=r"is a LlamaForCausalLM, which does not compute the next tokens .*choose"):
+        load_target(path=str(tiny_path), **OPTIONS, check_health=True)
 
 
 def test_untrained_weights_are_refused_unless_the_check_is_switched_off(tiny_path: Path, tmp_path: Path) -> None:
