@@ -127,6 +127,8 @@ def resolved_dtype(dtype: str, *, on_cpu: bool) -> str:
 
 def require_loadable(files: TargetFiles, *, device: str) -> None:
     """Raise NotLoadable for a quantised target that needs what this machine lacks; reads no weights."""
+    if files.quantization is None:
+        return
     try:
         require_quantizer(files.config, "auto" if resolve_device(device) is None else None)
     except Exception as error:
