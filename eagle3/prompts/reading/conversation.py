@@ -65,6 +65,9 @@ LONG_CONTEXT = 80  # characters: a shorter one may be in a question by chance
 
 TOOL_ROLES = ("call", "tool")
 
+# Columns that say who wrote a row's `text`, next to those of a turn's role: Rasa's and many bots'.
+SPEAKERS_OF_TEXTS = ("event", "type", "author")
+
 # A list of turns that was written with str() instead of json.dumps, as exports by pandas do.
 PYTHON_TURNS = re.compile(
     r"\s*(?:array\()?\[\s*(?:\{\s*'(?:role|content|from|value)'\s*:|(?:Human|AI|System|Chat)Message\()"
@@ -247,6 +250,10 @@ def _is_one_turn(columns: Columns) -> bool:
     role = columns.shape.role_of(columns.shape.of_turn(columns.row, "role"))
     if columns.name("part_of") or role not in (None, "user") or columns.row.get("type") == "message":  # Slack's
         return True
+    if columns.conversation_column() == "text":
+        speakers = [value for column, value in columns.row.items() if plain_name(column) in SPEAKERS_OF_TEXTS]
+        if any(columns.shape.role_of(each) in ("user", "assistant") for each in speakers):
+            return True
     if not TURN_NUMBERS.isdisjoint(map(plain_name, columns.row)):
         return True
     # The first turn of a tree has a column for the parent, without a value.

@@ -213,7 +213,13 @@ def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
         raise InputError(f"{file} is one JSON object with several arrays of rows ({names}); make a file of each")
     # What stands next to the array, such as a licence, is said of each row.
     others = {key: part for key, part in value.items() if key.lower() != "id" and key not in arrays}
-    return [{**others, **row} if isinstance(row, dict) else row for row in value[arrays[0]]]
+    turns = shape.fields["messages"][0]  # the name of rows that are lists of turns
+    return [
+        {**others, **(row if isinstance(row, dict) else {turns: row})}
+        if isinstance(row, dict) or (others and isinstance(row, list))
+        else row
+        for row in value[arrays[0]]
+    ]
 
 
 def _are_rows(key: str, part: list, shape: Layout) -> bool:

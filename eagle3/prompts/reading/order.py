@@ -1,11 +1,11 @@
-"""Whether the turns of a row are one conversation, first turn first, by the times and the parents that they name."""
+"""Whether the turns of a row are one conversation, first turn first, by the ids, times and parents that they name."""
 
 from datetime import UTC, datetime
 from itertools import chain, pairwise
 from typing import Any
 
 from eagle3.prompts.reading.prompt import Refused
-from eagle3.prompts.reading.shapes import TURN_NUMBERS, plain_name
+from eagle3.prompts.reading.shapes import TURN_NUMBERS, TURN_OF, plain_name
 from eagle3.prompts.reading.tools import Turn
 
 # Keys of turns, as `plain_name` returns them.
@@ -20,8 +20,12 @@ BRANCHES = "turns of several branches of a conversation"
 
 
 def require_in_order(turns: list[Turn]) -> None:
-    """Raise Refused for turns in another order than they say, for trees, and for edited turns side by side."""
+    """Raise Refused for turns of several conversations, turns in another order than they say, trees, and edited turns
+    side by side."""
     keys = {name: plain_name(str(name)) for _, turn in turns for name in turn}
+    for name in [name for name, plain in keys.items() if plain in TURN_OF]:
+        if len({str(turn[name]) for _, turn in turns if turn.get(name) is not None}) > 1:
+            raise Refused("turns of several conversations", name=name)
     # Of questions only: the clocks of a server and a browser differ.
     for name in [name for name, plain in keys.items() if plain in ORDERS]:
         places = [_number(turn.get(name)) for role, turn in turns if role == "user"]

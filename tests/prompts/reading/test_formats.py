@@ -213,6 +213,10 @@ def test_what_an_object_says_next_to_its_array_holds_for_each_row(tmp_path: Path
     first, second = read_file(tmp_path / "a.json")
     assert isinstance(first, Refused) and first.reason == "row with tools"
     assert isinstance(second, Prompt) and second.license == "MIT"
+    (tmp_path / "a.json").write_text(json.dumps({"license": "MIT", "system": "s", "conversations": [TURNS, "b"]}))
+    first, second = read_file(tmp_path / "a.json")
+    assert isinstance(first, Prompt) and first.license == "MIT" and first.messages[0]["content"] == "s"
+    assert isinstance(second, Refused) and second.reason == "not a JSON object"
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,8 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tup
         ({"Question": "b", "Turn_no": 2}, "one turn of a conversation"),
         ({"query": "b", "messageIndex": 2}, "one turn of a conversation"),
         ({"role": "user", "text": "b"}, "one turn of a conversation"),
+        ({"event": "bot", "text": "b"}, "one turn of a conversation"),
+        ({"author": "user", "text": "b"}, "one turn of a conversation"),
         ({"dialogue_id": 1, "speaker": "Customer", "text": "b"}, "one turn of a conversation"),
         ({"prompt": "a", "chatHistory": [["b", "c"]]}, "row with chat_history"),
         ({"body": {"input": "b", "previous_response_id": "1"}}, "row with body.previous_response_id"),
