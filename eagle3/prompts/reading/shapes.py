@@ -67,8 +67,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "history", "chat_history", "conversation_history", "message_history", "dialogue_history", "dialog_history",
         "past_messages", "previous_messages", "previous_turns", "past_user_inputs", "previous_response_id",
         "body.previous_response_id",
-        "tools", "functions", "body.tools", "body.functions", "image", "images", "video", "videos",
-        "audio", "audios",
+        "tools", "functions", "body.tools", "body.functions", "available_tools", "tool_config.tools",
+        "image", "images", "video", "videos", "audio", "audios",
     ),
 }  # fmt: skip
 CONVERSATION = ("messages", "turns", "prompt")
@@ -85,7 +85,7 @@ OF_TEXT = ("prompt", "context", "system")
 # In lower case: pandas and other programs write the first for empty cells, people and Alpaca's successors the last; no
 # text of OF_TEXT.
 MISSING = frozenset(
-    ("nan", "none", "<na>", "nat", "undefined", "[object object]", "#n/a", "\\n", "n/a", "<noinput>", "no input")
+    ("nan", "none", "<na>", "nat", "undefined", "[object object]", "#n/a", "\\n", "n/a", "<noinput>", "no input", "-")
 )
 BETWEEN_WORDS = str.maketrans("", "", "_- ")  # of a name
 LONGEST_EMPTY = 40  # characters of a text that may be blank
