@@ -28,6 +28,8 @@ from eagle3.prompts.reading.tools import CALL_KEYS, OF_A_RESULT, Turn, holds_too
 REASONING = ("reasoning_content", "reasoning", "thinking")
 PARTS_BESIDE_CONTENT = (*CALL_KEYS, *REASONING)
 
+REASONED = "reasoning"  # the type of an item of the Responses API, which belongs to an answer
+
 # Keys of a kept answer that say how it was made: docs/how-to/imported-answers.md.
 MADE = ("prompt_ids", "output_ids")
 # How servers say that an answer ended, or was cut.
@@ -87,7 +89,7 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
             raise Refused(f"row with {name}")
     if columns.conversation_column() in (None, "text") and columns.row.keys() >= {*OF_SPECULATORS}:
         raise Refused("row of token ids, as speculators regenerate them: docs/how-to/moving.md has a script for them")
-    turns = [(_role(turn, shape), turn) for turn in _turns(columns)]
+    turns = [(_role(turn, shape), turn) for turn in _turns(columns) if keep_answers or turn.get("type") != REASONED]
     require_in_order(turns)
     turns = _with_columns(turns, columns)
     roles = "".join(role[0] for role, _ in turns)
@@ -203,6 +205,7 @@ def _turns(columns: Columns) -> list[dict]:
         raise Refused("turns as Python writes them, not JSON: write the column with json.dumps")
     while isinstance(turns, str) and kind != "prompt":
         turns = from_json(turns)
+    turns = columns.shape.as_turns(turns)
     if not isinstance(turns, list):
         _require_turns_nowhere_else({name: turns}, columns.shape)
     if isinstance(turns, str):
@@ -211,6 +214,11 @@ def _turns(columns: Columns) -> list[dict]:
         raise Refused(f"{name} is not a list" if kind != "prompt" else f"{name} is neither text nor a list")
     if kind != "messages":
         turns = [columns.shape.turn("user", turn) if isinstance(turn, str) else turn for turn in turns]
+    if kind == "turns":  # Arena-Hard's are objects around texts
+        turns = [
+            columns.shape.turn("user", turn["content"]) if isinstance(turn, dict) and [*turn] == ["content"] else turn
+            for turn in turns
+        ]
     for turn in turns:
         if not isinstance(turn, dict):
             raise Refused(f"{name} holds something other than turns")
@@ -281,7 +289,8 @@ def _role(turn: dict, shape: Layout) -> str:
     """Return whose turn it is. Items of the Responses API, such as calls, have a type instead."""
     named = shape.of_turn(turn, "role") or turn.get("type")
     role = shape.role_of(named)
-    if named is None:
+    is_kind = role is None and shape.of_turn(turn, "role") is None and shape.of_turn(turn, "content") is not None
+    if named is None or is_kind or isinstance(named, dict | list):  # a type that is no role, as Discord's and Teams'
         raise Refused("turn without a role")
     if role is None:
         raise Refused("unknown role", name=named if isinstance(named, str) else None)
@@ -309,8 +318,8 @@ def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
         other = turn.get(name)
         if other is not content and not is_empty(other) and (_given_text(other, columns) or "").split() != text.split():
             columns.notes.append((UNREAD_KEY, name))
-    if role == "user":
-        require_text(text, columns)
+    if role in ("user", "system"):
+        require_text(role, text, columns)
     message = {"role": role, "content": text}
     if role == "call":
         return {**message, "role": "assistant", "tool_calls": turn["tool_calls"], **_made(turn, shape)}

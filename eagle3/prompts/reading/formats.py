@@ -301,7 +301,23 @@ def _parquet_rows(chunk: Chunk, shape: Layout) -> Rows:
         unread = dict.fromkeys((name for name in schema.names if name not in columns), UNREAD)
         groups = list(range(chunk.start, chunk.end))
         batches = table.iter_batches(batch_size=1024, row_groups=groups, columns=columns, use_threads=False)
-        yield from enumerate((row | unread for batch in batches for row in batch.to_pylist()), 1)
+        as_bytes = [name for name in columns if _is_binary(schema.field(name).type)]
+        rows = (row for batch in batches for row in batch.to_pylist(maps_as_pydicts="lossy"))
+        yield from enumerate((row | {name: _text_of(row[name]) for name in as_bytes} | unread for row in rows), 1)
+
+
+def _is_binary(type: Any) -> bool:
+    from pyarrow import types
+
+    return types.is_binary(type) or types.is_large_binary(type)
+
+
+def _text_of(value: bytes | None) -> bytes | str | None:
+    """Return a text that Spark, Hive or another program stored as bytes; other values as they are."""
+    try:
+        return value.decode() if value is not None else None
+    except UnicodeDecodeError:
+        return value
 
 
 def _may_name_file(type: Any) -> bool:
@@ -312,8 +328,8 @@ def _may_name_file(type: Any) -> bool:
         return _may_name_file(type.value_type)
     if types.is_struct(type):
         return any(type.field(index).name in FILE_PARTS for index in range(type.num_fields))
-    kinds = (types.is_string, types.is_large_string, types.is_dictionary, types.is_binary, types.is_large_binary)
-    return any(is_kind(type) for is_kind in (*kinds, types.is_null))
+    kinds = (types.is_string, types.is_large_string, types.is_dictionary, _is_binary, types.is_null)
+    return any(is_kind(type) for is_kind in kinds)
 
 
 def _unreadable(file: str, error: Exception) -> InputError:

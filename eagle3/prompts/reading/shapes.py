@@ -45,6 +45,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "context": ("input", "context"),  # the text a prompt is about; follows it after an empty line
     "system": (
         "system", "system_prompt", "system_message", "instructions", "body.instructions", "body.system",
+        "system_instruction",  # Gemini's
     ),
     "choices": CHOICES,  # of a multiple-choice question
     "answer": (
@@ -52,7 +53,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "solutions", "best_answer", "correct_answer",
     ),
     "role": ("role", "from", "speaker", "sender"),  # of a turn
-    "content": ("content", "value", "text"),  # of a turn
+    "content": ("content", "value", "text", "parts"),  # of a turn; the last Gemini's, OpenTelemetry's and the AI SDK's
     "finish_reason": _with_metadata("finish_reason", "done_reason", "stop_reason"),  # the latter Ollama's, Anthropic's
     # Variables of the chat template: an object of them, or one under its own name.
     "chat_template_kwargs": (
@@ -100,8 +101,8 @@ ROLES = {
         ("assistant", "gpt", "chatgpt", "bing", "bard", "model", "ai", "bot", "chatbot", "agent", "llm"), "assistant"
     ),
     **dict.fromkeys(
-        ("tool", "function", "function_response", "function_call_output", "observation", "ipython", "tool_response",
-         "tool_result"),
+        ("tool", "function", "function_response", "function_call_output", "observation", "environment", "ipython",
+         "tool_response", "tool_result"),
         "tool",
     ),
     **dict.fromkeys(("function_call", "tool_call"), "call"),
@@ -160,6 +161,14 @@ class Layout:
     def is_turns(self, value: Any) -> bool:
         """Tell whether a value is a list of turns."""
         return isinstance(value, list) and bool(value) and all(map(self._is_turn, value))
+
+    def as_turns(self, value: Any) -> Any:
+        """Return the turns of an object of lists, one a key, as `datasets` stores a Sequence; other values as is."""
+        if not isinstance(value, dict) or not all(isinstance(each, list) for each in value.values()):
+            return value
+        if any(self.of_turn(value, kind) is None for kind in OF_TURNS) or len({*map(len, value.values())}) > 1:
+            return value
+        return [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
 
     def is_row(self, value: Any) -> bool:
         """Tell whether a value is a row with a conversation."""

@@ -52,6 +52,17 @@ def test_an_empty_file_and_one_without_any_row_are_read(prepare: Prepare, tmp_pa
     assert [source["rows"] for source in ledger["sources"].values()] == [0, 0, 1]
 
 
+def test_maps_and_texts_as_bytes_in_parquet_are_read(tmp_path: Path) -> None:
+    schema = pa.schema([("messages", pa.list_(pa.map_(pa.string(), pa.string()))), ("system", pa.binary())])
+    turn = [("role", "user"), ("content", "a")]
+    rows = [{"messages": [turn], "system": b"s"}, {"messages": [turn], "system": b"\xff"}, {"messages": [turn]}]
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), tmp_path / "a.parquet")
+    found, refused, other = read_file(tmp_path / "a.parquet")
+    assert isinstance(found, Prompt) and [each["content"] for each in found.messages] == ["s", "a"]
+    assert isinstance(refused, Refused) and refused.reason == "content is not text"
+    assert isinstance(other, Prompt) and other.messages == users("a")
+
+
 def test_row_groups_are_cut_without_losing_a_row(prepare: Prepare, tmp_path: Path) -> None:
     table = pa.Table.from_pylist([chat(f"q {number}", id=str(number)) for number in range(50)])
     pq.write_table(table, tmp_path / "same.parquet", row_group_size=7)
