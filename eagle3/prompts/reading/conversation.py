@@ -84,10 +84,12 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
     Raises Refused. Calls are assistant turns with `tool_calls`, and their results turns of the role `tool`.
     """
     shape = columns.shape
+    column = columns.conversation_column()
     for name, _ in columns.found.get("attachments", ()):
-        if not (shape.keeps_tools and holds_tools(name)):
+        is_kept = shape.keeps_tools and holds_tools(name)
+        if column not in (None, name) and not is_kept:  # prompts.fields may name one of these columns
             raise Refused(f"row with {name}")
-    if columns.conversation_column() in (None, "text") and columns.row.keys() >= {*OF_SPECULATORS}:
+    if column in (None, "text") and columns.row.keys() >= {*OF_SPECULATORS}:
         raise Refused("row of token ids, as speculators regenerate them: docs/how-to/moving.md has a script for them")
     turns = [(_role(turn, shape), turn) for turn in _turns(columns) if keep_answers or turn.get("type") != REASONED]
     require_in_order(turns)
@@ -116,7 +118,7 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
     if "user" not in [message["role"] for message in messages]:
         raise Refused("no user turn")
     options = _add_options(messages, columns)
-    is_document = columns.conversation_column() == "text"
+    is_document = column == "text"
     for message in messages:
         if message["role"] != "assistant" and is_rendered(message["content"], is_document=is_document):
             raise Refused(RENDERED)
@@ -197,6 +199,8 @@ def _turns(columns: Columns) -> list[dict]:
     kind, name = columns.conversation_kind(), columns.conversation_column()
     if kind is None or name is None:  # the columns have other names, or they are empty
         _require_turns_nowhere_else(columns.row, columns.shape)
+        if any(columns.shape.is_turns([each]) for each in (columns.row, *columns.row.values())):
+            raise Refused("one turn of a conversation")
         wanted = [each for column in columns.row for each in columns.shape.wanted_of(column)]
         found = any(kind in CONVERSATION and not inside for _, kind, _, inside in wanted)
         raise Refused("no user turn" if found else "no column of messages or prompts")
@@ -212,6 +216,8 @@ def _turns(columns: Columns) -> list[dict]:
         return _of_prompt(turns, columns)
     if not isinstance(turns, list):
         raise Refused(f"{name} is not a list" if kind != "prompt" else f"{name} is neither text nor a list")
+    if kind == "prompt" and len(turns) > 1 and columns.lists_questions():
+        columns.notes.append(("list of texts, each of them asked", name))
     if kind != "messages":
         turns = [columns.shape.turn("user", turn) if isinstance(turn, str) else turn for turn in turns]
     if kind == "turns":  # Arena-Hard's are objects around texts

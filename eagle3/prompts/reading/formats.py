@@ -25,6 +25,7 @@ BLOCK = 1 << 20  # bytes per request to a remote store; fsspec's default of 50 M
 NO_END = 1 << 62
 HEAD = 32  # bytes of a file that tell its format
 NAMED_KEYS = 5  # in an error
+SPLIT_KEYS = 3  # columns, data and index
 FILE_PARTS = ("bytes", "path", "url")  # of a structure that holds or names a file
 
 UTF_16 = "UTF-16, not UTF-8", "convert it, e.g. with iconv -f UTF-16 -t UTF-8"
@@ -35,7 +36,14 @@ OTHER_FORMATS = {
     **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"{\0", b"\0{", b"[\0", b"\0["), UTF_16),
     b"\x1f\x8b": ("packed with gzip", "rename it to end in .jsonl.gz"),
     b"\x28\xb5\x2f\xfd": ("packed with zstd", "rename it to end in .jsonl.zst"),
+    b"BZh": ("packed with bzip2", "unpack it, e.g. with bunzip2"),
+    b"\xfd7zXZ\0": ("packed with xz", "unpack it, e.g. with unxz"),
     b"PK\3\4": ("a ZIP archive", "unpack it"),
+    b"ARROW1": ("an Arrow file", "convert it, e.g. with dataset.to_parquet('a.parquet')"),
+    b"SQLite format 3": ("an SQLite database", "export its rows, one JSON object a line"),
+    b"<": ("HTML or XML, such as a page that asks to log in", "fetch the data file itself"),
+    **dict.fromkeys((b"//", b"/*"), ("JSON with comments", "remove the comments")),
+    **dict.fromkeys((b"{'", b"[{'"), ("written by Python's str(), not JSON", "write it again with json.dumps")),
     b"PAR1": ("Parquet", "rename it to end in .parquet"),
     b"version https://git-lfs": ("a pointer of Git LFS", "fetch the file itself, e.g. with git lfs pull"),
 }
@@ -247,6 +255,11 @@ def _require_one_conversation(file: str, turns: list[dict]) -> None:
 
 def _require_rows(file: str, value: dict, shape: Layout) -> None:
     """Raise InputError for a table that is stored by columns: each a list of values, or an object of them by row."""
+    if all(isinstance(value.get(key), list) for key in ("columns", "data")) and len(value) <= SPLIT_KEYS:
+        raise InputError(
+            f"{file} is a table of pandas with its columns apart (orient='split'); write one object a line, e.g. with "
+            f"pandas.read_json(FILE, orient='split').to_json('rows.jsonl', orient='records', lines=True)"
+        )
     columns = shape.read(value)
     kind = columns.conversation_kind()
     if kind not in ("prompt", "messages") or not all(isinstance(each, list | dict) for each in value.values()):
@@ -255,8 +268,9 @@ def _require_rows(file: str, value: dict, shape: Layout) -> None:
     cells = list(cells.values()) if isinstance(cells, dict) else cells
     rows = [list(each) if isinstance(each, dict) else len(each) for each in value.values()]
     # An array of conversations alone is an object around its rows.
+    is_list = isinstance(cells, list)  # else it is a text of a request, say
     are_cells = (all(map(shape.is_turns, cells)) and len(rows) > 1) or all(isinstance(cell, str) for cell in cells)
-    if are_cells and rows[0] != 1 and all(each == rows[0] for each in rows):
+    if is_list and are_cells and rows[0] != 1 and all(each == rows[0] for each in rows):
         raise InputError(
             f"{file} is stored by columns ({', '.join([*value][:NAMED_KEYS])}), not by rows; write one object a line, "
             f"e.g. with pandas.read_json(FILE).to_json('rows.jsonl', orient='records', lines=True)"

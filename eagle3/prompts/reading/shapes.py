@@ -180,6 +180,8 @@ class Layout:
         if not isinstance(value, dict):
             return False
         has_both = all(self.of_turn(value, kind) is not None for kind in OF_TURNS)
+        if not has_both and "content" in value:  # LangChain's have a type instead of a role
+            has_both = self.role_of(value.get("type")) is not None
         return has_both and value.keys().isdisjoint(self.fields["part_of"])
 
     @property
