@@ -164,13 +164,14 @@ ADVICE = {
     r"\S+ is (not a list|neither text nor a list)": "name the column, or the part of it, that holds the turns or the "
     "question, e.g. '+prompts.fields.messages=COLUMN.PART' or '+prompts.fields.prompt=COLUMN.PART'",
     "turns in another column": "name it: '+prompts.fields.messages=NAME' (conf/prompts/default.yaml)",
-    "unknown role": "say whose turns they are, e.g. '+prompts.roles={NAME: user}' (conf/prompts/default.yaml)",
+    "unknown role": "say whose turns they are, e.g. '+prompts.roles={NAME: user}', or assistant, system, tool "
+    "(conf/prompts/default.yaml)",
     "one turn of a conversation": "write the turns of each conversation into one row",
     "turn without a role": "say which key of a turn names its speaker, e.g. '+prompts.fields.role=KEY' "
     "(conf/prompts/default.yaml); a question and its answer in one object are two turns",
     "turn without content": "say which key of a turn holds its text, e.g. '+prompts.fields.content=KEY'",
-    r"turns (inside a turn|of several)": "write each conversation, or each branch of it, as a list of turns in a row "
-    "of its own",
+    r"turns (inside a turn|as a tree|of several)": "write each conversation, or each branch of it, as a "
+    "list of turns in a row of its own",
     "text with the turns of a rendered": "write the turns as a list, each with its role and its text",
     "turns in another order": "sort the turns of each row by NAME",
     "license missing": "give the licence of rows that name none, e.g. prompts.license=Apache-2.0; for data of your "

@@ -29,9 +29,7 @@ def text_of(content: Any, columns: Columns) -> str:
 
 def _part(part: Any) -> str:
     if _is_text_part(part) or (isinstance(part, dict) and [*part] == ["text"] and isinstance(part["text"], str)):
-        return part["text"]  # Bedrock's have no type
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("content"), str):
-        return part["content"]  # OpenTelemetry's
+        return part.get("text", part.get("content"))  # Bedrock's have no type
     raise Refused("content with parts other than text")
 
 
@@ -65,4 +63,6 @@ def require_text(role: str, text: str, columns: Columns) -> None:
 
 
 def _is_text_part(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") in TEXT_PARTS and isinstance(value.get("text"), str)
+    if not isinstance(value, dict) or value.get("type") not in TEXT_PARTS:
+        return False
+    return isinstance(value.get("text", value.get("content")), str)  # the latter OpenTelemetry's

@@ -8,7 +8,7 @@ from typing import Any
 from eagle3.prompts.reading.choices import Options, read_options
 from eagle3.prompts.reading.content import is_none, require_text, text_of
 from eagle3.prompts.reading.media import has_placeholder, is_file
-from eagle3.prompts.reading.order import require_in_order
+from eagle3.prompts.reading.order import require_in_order, require_no_tree
 from eagle3.prompts.reading.prompt import Refused
 from eagle3.prompts.reading.rendered import RENDERED, is_rendered
 from eagle3.prompts.reading.shapes import (
@@ -201,6 +201,7 @@ def _turns(columns: Columns) -> list[dict]:
         _require_turns_nowhere_else(columns.row, columns.shape)
         if any(columns.shape.is_turns([each]) for each in (columns.row, *columns.row.values())):
             raise Refused("one turn of a conversation")
+        require_no_tree(columns.row)
         wanted = [each for column in columns.row for each in columns.shape.wanted_of(column)]
         found = any(kind in CONVERSATION and not inside for _, kind, _, inside in wanted)
         raise Refused("no user turn" if found else "no column of messages or prompts")
@@ -236,7 +237,7 @@ def _require_turns_nowhere_else(row: dict, shape: Layout, path: tuple[str, ...] 
     for name, value in row.items():
         if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
             value = from_json(value)
-        if shape.is_turns(value):
+        if shape.is_turns(shape.as_turns(value)):
             raise Refused("turns in another column", name=".".join((*path, name)))
         if isinstance(value, dict) and len(path) < DEEPEST:
             _require_turns_nowhere_else(value, shape, (*path, name))
@@ -294,13 +295,12 @@ def _with_columns(turns: list[Turn], columns: Columns) -> list[Turn]:
 def _role(turn: dict, shape: Layout) -> str:
     """Return whose turn it is. Items of the Responses API, such as calls, have a type instead."""
     named = shape.of_turn(turn, "role") or turn.get("type")
-    role = shape.role_of(named)
-    is_kind = role is None and shape.of_turn(turn, "role") is None and shape.of_turn(turn, "content") is not None
+    if (role := shape.role_of(named)) is not None:
+        return role
+    is_kind = shape.of_turn(turn, "role") is None and shape.of_turn(turn, "content") is not None
     if named is None or is_kind or isinstance(named, dict | list):  # a type that is no role, as Discord's and Teams'
         raise Refused("turn without a role")
-    if role is None:
-        raise Refused("unknown role", name=named if isinstance(named, str) else None)
-    return role
+    raise Refused("unknown role", name=named if isinstance(named, str) else None)
 
 
 def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:

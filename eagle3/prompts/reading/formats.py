@@ -316,8 +316,11 @@ def _parquet_rows(chunk: Chunk, shape: Layout) -> Rows:
         groups = list(range(chunk.start, chunk.end))
         batches = table.iter_batches(batch_size=1024, row_groups=groups, columns=columns, use_threads=False)
         as_bytes = [name for name in columns if _is_binary(schema.field(name).type)]
-        rows = (row for batch in batches for row in batch.to_pylist(maps_as_pydicts="lossy"))
-        yield from enumerate((row | {name: _text_of(row[name]) for name in as_bytes} | unread for row in rows), 1)
+        maps = "lossy" if any("map<" in str(schema.field(name).type) for name in columns) else None  # it takes time
+        rows = (row | unread for batch in batches for row in batch.to_pylist(maps_as_pydicts=maps))
+        if as_bytes:
+            rows = (row | {name: _text_of(row[name]) for name in as_bytes} for row in rows)
+        yield from enumerate(rows, 1)
 
 
 def _is_binary(type: Any) -> bool:

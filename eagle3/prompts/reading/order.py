@@ -16,6 +16,7 @@ ORDERS = TURN_NUMBERS | {
 PARENTS = frozenset(("parent", "parentid", "parentuuid", "parentmessageid", "parentmessageuuid", "ancestors"))
 WITH_TURNS = frozenset(("children", "childrenids", "replies"))
 IDS = frozenset(("id", "messageid", "uuid"))
+READ = TURN_OF | ORDERS | PARENTS | WITH_TURNS
 BRANCHES = "turns of several branches of a conversation"
 
 
@@ -23,6 +24,8 @@ def require_in_order(turns: list[Turn]) -> None:
     """Raise Refused for turns of several conversations, turns in another order than they say, trees, and edited turns
     side by side."""
     keys = {name: plain_name(str(name)) for _, turn in turns for name in turn}
+    if READ.isdisjoint(keys.values()):
+        return
     for name in [name for name, plain in keys.items() if plain in TURN_OF]:
         if len({str(turn[name]) for _, turn in turns if turn.get(name) is not None}) > 1:
             raise Refused("turns of several conversations", name=name)
@@ -44,6 +47,14 @@ def require_in_order(turns: list[Turn]) -> None:
             own = [before[key] for key in before if keys[key] in IDS and before[key] is not None]
             if own and name in turn and _parent(turn[name]) not in own:
                 raise Refused(BRANCHES, name=name)
+
+
+def require_no_tree(row: dict) -> None:
+    """Raise Refused for an object of turns by their ids, each with its parent, as ChatGPT exports conversations."""
+    for name, nodes in row.items():
+        inside = [*nodes.values()] if isinstance(nodes, dict) else []
+        if inside and all(isinstance(each, dict) and not PARENTS.isdisjoint(map(plain_name, each)) for each in inside):
+            raise Refused("turns as a tree", name=name)
 
 
 def _parent(value: Any) -> Any:

@@ -28,7 +28,7 @@ def _numbered(*stems: str) -> list[str]:
 
 CHOICES = (
     "choices", "options", "endings", "answer_choices", "answer_options", *"ABCDEF", "opa", "opb", "opc", "opd", "ope",
-    *_numbered("option", "choice", "distractor"),
+    *_numbered("option", "choice", "distractor", "incorrect_answer"),
 )  # fmt: skip
 
 FIELDS: dict[str, tuple[str, ...]] = {

@@ -13,6 +13,7 @@ Turn = tuple[str, dict]  # its role, and as it is written
 TOOL_COLUMNS = ("tools", "functions", "available_tools")  # or the last part of a name
 OF_A_FUNCTION = frozenset(("type", "name", "description", "parameters", "strict"))
 CALL_KEYS = ("tool_calls", "function_call")  # of an assistant turn
+ARGUMENTS = ("arguments", "parameters", "args", "input")  # of a call; the last two LangChain's and Anthropic's
 OF_A_RESULT = frozenset(("tool_call_id", "call_id", "id", "name", "status", "output"))  # next to its content
 
 # Hermes and what is converted to it: calls and results are marked in the text.
@@ -203,7 +204,7 @@ def _call(value: Any) -> dict[str, Any] | None:
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict):
         return None
-    arguments = _value_of(function.get("arguments", function.get("parameters")) or {})
+    arguments = _value_of(next((function[key] for key in ARGUMENTS if function.get(key)), {}))
     name, id = function.get("name"), value.get("id") or value.get("call_id")
     if not (isinstance(name, str) and name.strip() and isinstance(arguments, dict) and is_json([name, arguments])):
         return None
