@@ -3,6 +3,7 @@ the inputs. The ledger has no text of a row.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.prompts.chunks import READING, ScannedChunk
 from eagle3.prompts.licenses.terms import SourceTerms
 from eagle3.prompts.reading.sources import Source
+from eagle3.prompts.reading.tools import TOOL_COLUMNS
 from eagle3.prompts.rules import Rules
 from eagle3.prompts.selection import Selection
 from eagle3.storage.files import atomic_write, json_line, sha256_file, sha256_json
@@ -155,15 +157,22 @@ def _leaks(counts: dict[str, Counts], rules: Rules) -> dict[str, dict[str, int]]
     }
 
 
-# By the beginning of the commonest reason; NAME stands for the commonest name that it is about.
+# By a pattern for the beginning of the commonest reason; NAME stands for the commonest name that it is about.
 ADVICE = {
-    "no column of messages or prompts": "say which column holds them, e.g. '+prompts.fields.prompt=COLUMN' "
-    "(conf/prompts/default.yaml)",
+    "no column of messages or prompts": "say which column holds them: '+prompts.fields.prompt=COLUMN' for a "
+    "question, '+prompts.fields.messages=COLUMN' for a list of turns (conf/prompts/default.yaml)",
+    r"\S+ is (not a list|neither text nor a list)": "name the column, or the part of it, that holds the turns or the "
+    "question, e.g. '+prompts.fields.messages=COLUMN.PART' or '+prompts.fields.prompt=COLUMN.PART'",
     "turns in another column": "name it: '+prompts.fields.messages=NAME' (conf/prompts/default.yaml)",
-    "unknown role": "say whose turns they are, e.g. '+prompts.roles={NAME: user}' (conf/prompts/default.yaml)",
+    "unknown role": "say whose turns they are, e.g. '+prompts.roles={NAME: user}', or assistant, system, tool "
+    "(conf/prompts/default.yaml)",
     "one turn of a conversation": "write the turns of each conversation into one row",
     "turn without a role": "say which key of a turn names its speaker, e.g. '+prompts.fields.role=KEY' "
     "(conf/prompts/default.yaml); a question and its answer in one object are two turns",
+    "turn without content": "say which key of a turn holds its text, e.g. '+prompts.fields.content=KEY'",
+    r"turns (inside a turn|as a tree|of several)": "write each conversation, or each branch of it, as a "
+    "list of turns in a row of its own",
+    "text with the turns of a rendered": "write the turns as a list, each with its role and its text",
     "turns in another order": "sort the turns of each row by NAME",
     "license missing": "give the licence of rows that name none, e.g. prompts.license=Apache-2.0; for data of your "
     "own: prompts=in_house",
@@ -173,10 +182,11 @@ ADVICE = {
     "it may be that of a file or folder in the path, of the dataset card, or of the row's source or model "
     "(conf/prompts/licenses)",
     "no assistant turn": "give rows with answers, or drop answers=imported",
-    "not a JSON object": "write one object a line, or all of them as one array",
-    **dict.fromkeys(
-        ("row with tools", "tool turn"), "prompts.tools=keep reads tools, calls and results (docs/how-to/data.md)"
-    ),
+    "not a JSON object": "write one object a line, or all of them as one array; CSV, for example, with "
+    "pandas.read_csv(FILE).to_json('rows.jsonl', orient='records', lines=True)",
+    rf"tool turn|row with (\S+\.)?({'|'.join(TOOL_COLUMNS)})$": "prompts.tools=keep reads tools, calls and results "
+    "(docs/how-to/data.md)",
+    r"row with \S+$": "the question is about it or follows it; '+prompts.fields.attachments=[]' asks without it",
     "row with a file": "these rows are about it; '+prompts.fields.attachments=[]' asks them without it",
     "": "give rows with messages or prompts, or change what refuses these (conf/prompts)",
 }
@@ -188,7 +198,7 @@ def nothing_left(sources: list[Source], chunks: list[ScannedChunk]) -> InputErro
     rejected = sum((Counter(chunk.summary["rejected"]) for chunk in chunks), Counter[str]())
     named = merged(chunk.summary["named"] for chunk in chunks)
     commonest = max(rejected, key=rejected.__getitem__, default="")
-    advice = next(advice for reason, advice in ADVICE.items() if commonest.startswith(reason))
+    advice = next(advice for reason, advice in ADVICE.items() if re.match(reason, commonest))
     name = max(named.get(commonest, {}), key=named.get(commonest, Counter()).__getitem__, default="NAME")
     names = ", ".join(source.name for source in sources)
     return InputError(

@@ -12,7 +12,7 @@ SUFFIX = re.compile(r"[ _]?(?:\d|[a-f])$", re.IGNORECASE)  # of a column that ho
 OF_PYTHON = re.compile(r"\s*[\[{]\s*['\"]")  # a list or an object of texts, if it is no JSON
 LABELLED = re.compile(r"\s*\(?(?:[A-Za-z]|\d{1,2})\s*[).:]")
 OF_A_RESPONSE = ("message", "delta", "finish_reason", "logprobs")  # keys of a completion's `choices`
-DISTRACTOR = "distractor"
+DISTRACTORS = ("distractor", "incorrect_answer")  # the latter GPQA's
 LONGEST_LABEL = 2  # characters: A, 1, 12
 
 
@@ -46,7 +46,7 @@ def read_options(columns: Columns) -> Options | None:
         return Options((name,), [str(value)], [str(value).strip()])
     alike = [(other, str(each)) for other, each in found if SUFFIX.sub("", other) == stem and not _has_parts(each)]
     texts = [text for _, text in alike]
-    if stem == DISTRACTOR:
+    if stem in DISTRACTORS:
         correct = columns.first("answer")
         if not isinstance(correct, str):
             raise Refused(f"row with {name} and no correct answer")

@@ -14,12 +14,14 @@ PYTHON_VALUE = re.compile(r"\s*[\[{]+'[^'\n]*'\s*[:,\]].*[\]}]\s*", re.DOTALL)
 
 def text_of(content: Any, columns: Columns) -> str:
     """Return the text of a content, whose parts are joined. Raises Refused if it is no text."""
+    if isinstance(content, dict):  # one part, as MCP has it, or Gemini's object around its parts
+        content = content.get("parts") or [content]
     if isinstance(content, list):
         if len(content) > 1:
             columns.notes.append(("text parts of a turn joined", None))
         content = BETWEEN_PARTS.join(_part(part) for part in content)
     if not isinstance(content, str):
-        raise Refused("content is not text")
+        raise Refused("turn without content" if content is None else "content is not text")
     if not is_unicode(content):
         raise Refused("content is not valid Unicode")
     return content
@@ -27,7 +29,7 @@ def text_of(content: Any, columns: Columns) -> str:
 
 def _part(part: Any) -> str:
     if _is_text_part(part) or (isinstance(part, dict) and [*part] == ["text"] and isinstance(part["text"], str)):
-        return part["text"]  # Bedrock's have no type
+        return part.get("text", part.get("content"))  # Bedrock's have no type
     raise Refused("content with parts other than text")
 
 
@@ -43,22 +45,24 @@ def is_none(content: Any) -> bool:
     return _is_blank(content) or is_missing(content)
 
 
-def require_text(text: str, columns: Columns) -> None:
-    """Refuse a user turn without text, or with turns as JSON; note one that is a value of JSON or Python.
+def require_text(role: str, text: str, columns: Columns) -> None:
+    """Refuse a turn with turns as JSON, and a user turn without text; note one that is a value of JSON or Python.
 
     It may be a list or an object of a column that an export wrote as text, or a user's question.
     """
-    if _is_blank(text):
+    if role == "user" and _is_blank(text):
         raise Refused("empty user turn")
     value = from_json(text) if text.lstrip().startswith(("{", "[", '"')) else None
     parts: list[Any] = value if isinstance(value, list) else [value]
     shape = columns.shape
     roles = [shape.role_of(shape.of_turn(part, "role")) for part in parts if shape.is_turns([part])]
     if any(roles) or any(map(_is_text_part, parts)):
-        raise Refused("user turn with turns or their parts as JSON text: write them as JSON")
-    if value is not None or PYTHON_VALUE.fullmatch(text):
+        raise Refused(f"{role} turn with turns or their parts as JSON text: write them as JSON")
+    if role == "user" and (value is not None or PYTHON_VALUE.fullmatch(text)):
         columns.notes.append(("user turn that is a value of JSON or Python", columns.conversation_column()))
 
 
 def _is_text_part(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") in TEXT_PARTS and isinstance(value.get("text"), str)
+    if not isinstance(value, dict) or value.get("type") not in TEXT_PARTS:
+        return False
+    return isinstance(value.get("text", value.get("content")), str)  # the latter OpenTelemetry's

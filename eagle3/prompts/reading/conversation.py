@@ -8,7 +8,7 @@ from typing import Any
 from eagle3.prompts.reading.choices import Options, read_options
 from eagle3.prompts.reading.content import is_none, require_text, text_of
 from eagle3.prompts.reading.media import has_placeholder, is_file
-from eagle3.prompts.reading.order import require_in_order
+from eagle3.prompts.reading.order import require_in_order, require_no_tree
 from eagle3.prompts.reading.prompt import Refused
 from eagle3.prompts.reading.rendered import RENDERED, is_rendered
 from eagle3.prompts.reading.shapes import (
@@ -27,6 +27,8 @@ from eagle3.prompts.reading.tools import CALL_KEYS, OF_A_RESULT, Turn, holds_too
 # A turn with any of these has more than its content: without them an answer is not what the model wrote.
 REASONING = ("reasoning_content", "reasoning", "thinking")
 PARTS_BESIDE_CONTENT = (*CALL_KEYS, *REASONING)
+
+REASONED = "reasoning"  # the type of an item of the Responses API, which belongs to an answer
 
 # Keys of a kept answer that say how it was made: docs/how-to/imported-answers.md.
 MADE = ("prompt_ids", "output_ids")
@@ -65,6 +67,9 @@ LONG_CONTEXT = 80  # characters: a shorter one may be in a question by chance
 
 TOOL_ROLES = ("call", "tool")
 
+# Columns that say who wrote a row's `text`, next to those of a turn's role: Rasa's and many bots'.
+SPEAKERS_OF_TEXTS = ("event", "type", "author")
+
 # A list of turns that was written with str() instead of json.dumps, as exports by pandas do.
 PYTHON_TURNS = re.compile(
     r"\s*(?:array\()?\[\s*(?:\{\s*'(?:role|content|from|value)'\s*:|(?:Human|AI|System|Chat)Message\()"
@@ -79,12 +84,14 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
     Raises Refused. Calls are assistant turns with `tool_calls`, and their results turns of the role `tool`.
     """
     shape = columns.shape
+    column = columns.conversation_column()
     for name, _ in columns.found.get("attachments", ()):
-        if not (shape.keeps_tools and holds_tools(name)):
+        is_kept = shape.keeps_tools and holds_tools(name)
+        if column not in (None, name) and not is_kept:  # prompts.fields may name one of these columns
             raise Refused(f"row with {name}")
-    if columns.conversation_column() in (None, "text") and columns.row.keys() >= {*OF_SPECULATORS}:
+    if column in (None, "text") and columns.row.keys() >= {*OF_SPECULATORS}:
         raise Refused("row of token ids, as speculators regenerate them: docs/how-to/moving.md has a script for them")
-    turns = [(_role(turn, shape), turn) for turn in _turns(columns)]
+    turns = [(_role(turn, shape), turn) for turn in _turns(columns) if keep_answers or turn.get("type") != REASONED]
     require_in_order(turns)
     turns = _with_columns(turns, columns)
     roles = "".join(role[0] for role, _ in turns)
@@ -111,7 +118,7 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
     if "user" not in [message["role"] for message in messages]:
         raise Refused("no user turn")
     options = _add_options(messages, columns)
-    is_document = columns.conversation_column() == "text"
+    is_document = column == "text"
     for message in messages:
         if message["role"] != "assistant" and is_rendered(message["content"], is_document=is_document):
             raise Refused(RENDERED)
@@ -192,6 +199,9 @@ def _turns(columns: Columns) -> list[dict]:
     kind, name = columns.conversation_kind(), columns.conversation_column()
     if kind is None or name is None:  # the columns have other names, or they are empty
         _require_turns_nowhere_else(columns.row, columns.shape)
+        if any(columns.shape.is_turns([each]) for each in (columns.row, *columns.row.values())):
+            raise Refused("one turn of a conversation")
+        require_no_tree(columns.row)
         wanted = [each for column in columns.row for each in columns.shape.wanted_of(column)]
         found = any(kind in CONVERSATION and not inside for _, kind, _, inside in wanted)
         raise Refused("no user turn" if found else "no column of messages or prompts")
@@ -200,14 +210,22 @@ def _turns(columns: Columns) -> list[dict]:
         raise Refused("turns as Python writes them, not JSON: write the column with json.dumps")
     while isinstance(turns, str) and kind != "prompt":
         turns = from_json(turns)
+    turns = columns.shape.as_turns(turns)
     if not isinstance(turns, list):
         _require_turns_nowhere_else({name: turns}, columns.shape)
     if isinstance(turns, str):
         return _of_prompt(turns, columns)
     if not isinstance(turns, list):
         raise Refused(f"{name} is not a list" if kind != "prompt" else f"{name} is neither text nor a list")
+    if kind == "prompt" and len(turns) > 1 and columns.lists_questions():
+        columns.notes.append(("list of texts, each of them asked", name))
     if kind != "messages":
         turns = [columns.shape.turn("user", turn) if isinstance(turn, str) else turn for turn in turns]
+    if kind == "turns":  # Arena-Hard's are objects around texts
+        turns = [
+            columns.shape.turn("user", turn["content"]) if isinstance(turn, dict) and [*turn] == ["content"] else turn
+            for turn in turns
+        ]
     for turn in turns:
         if not isinstance(turn, dict):
             raise Refused(f"{name} holds something other than turns")
@@ -219,7 +237,7 @@ def _require_turns_nowhere_else(row: dict, shape: Layout, path: tuple[str, ...] 
     for name, value in row.items():
         if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
             value = from_json(value)
-        if shape.is_turns(value):
+        if shape.is_turns(shape.as_turns(value)):
             raise Refused("turns in another column", name=".".join((*path, name)))
         if isinstance(value, dict) and len(path) < DEEPEST:
             _require_turns_nowhere_else(value, shape, (*path, name))
@@ -247,6 +265,10 @@ def _is_one_turn(columns: Columns) -> bool:
     role = columns.shape.role_of(columns.shape.of_turn(columns.row, "role"))
     if columns.name("part_of") or role not in (None, "user") or columns.row.get("type") == "message":  # Slack's
         return True
+    if columns.conversation_column() == "text":
+        speakers = [value for column, value in columns.row.items() if plain_name(column) in SPEAKERS_OF_TEXTS]
+        if any(columns.shape.role_of(each) in ("user", "assistant") for each in speakers):
+            return True
     if not TURN_NUMBERS.isdisjoint(map(plain_name, columns.row)):
         return True
     # The first turn of a tree has a column for the parent, without a value.
@@ -273,12 +295,12 @@ def _with_columns(turns: list[Turn], columns: Columns) -> list[Turn]:
 def _role(turn: dict, shape: Layout) -> str:
     """Return whose turn it is. Items of the Responses API, such as calls, have a type instead."""
     named = shape.of_turn(turn, "role") or turn.get("type")
-    role = shape.role_of(named)
-    if named is None:
+    if (role := shape.role_of(named)) is not None:
+        return role
+    is_kind = shape.of_turn(turn, "role") is None and shape.of_turn(turn, "content") is not None
+    if named is None or is_kind or isinstance(named, dict | list):  # a type that is no role, as Discord's and Teams'
         raise Refused("turn without a role")
-    if role is None:
-        raise Refused("unknown role", name=named if isinstance(named, str) else None)
-    return role
+    raise Refused("unknown role", name=named if isinstance(named, str) else None)
 
 
 def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
@@ -302,8 +324,8 @@ def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
         other = turn.get(name)
         if other is not content and not is_empty(other) and (_given_text(other, columns) or "").split() != text.split():
             columns.notes.append((UNREAD_KEY, name))
-    if role == "user":
-        require_text(text, columns)
+    if role in ("user", "system"):
+        require_text(role, text, columns)
     message = {"role": role, "content": text}
     if role == "call":
         return {**message, "role": "assistant", "tool_calls": turn["tool_calls"], **_made(turn, shape)}

@@ -25,6 +25,7 @@ BLOCK = 1 << 20  # bytes per request to a remote store; fsspec's default of 50 M
 NO_END = 1 << 62
 HEAD = 32  # bytes of a file that tell its format
 NAMED_KEYS = 5  # in an error
+SPLIT_KEYS = 3  # columns, data and index
 FILE_PARTS = ("bytes", "path", "url")  # of a structure that holds or names a file
 
 UTF_16 = "UTF-16, not UTF-8", "convert it, e.g. with iconv -f UTF-16 -t UTF-8"
@@ -35,7 +36,14 @@ OTHER_FORMATS = {
     **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"{\0", b"\0{", b"[\0", b"\0["), UTF_16),
     b"\x1f\x8b": ("packed with gzip", "rename it to end in .jsonl.gz"),
     b"\x28\xb5\x2f\xfd": ("packed with zstd", "rename it to end in .jsonl.zst"),
+    b"BZh": ("packed with bzip2", "unpack it, e.g. with bunzip2"),
+    b"\xfd7zXZ\0": ("packed with xz", "unpack it, e.g. with unxz"),
     b"PK\3\4": ("a ZIP archive", "unpack it"),
+    b"ARROW1": ("an Arrow file", "convert it, e.g. with dataset.to_parquet('a.parquet')"),
+    b"SQLite format 3": ("an SQLite database", "export its rows, one JSON object a line"),
+    b"<": ("HTML or XML, such as a page that asks to log in", "fetch the data file itself"),
+    **dict.fromkeys((b"//", b"/*"), ("JSON with comments", "remove the comments")),
+    **dict.fromkeys((b"{'", b"[{'"), ("written by Python's str(), not JSON", "write it again with json.dumps")),
     b"PAR1": ("Parquet", "rename it to end in .parquet"),
     b"version https://git-lfs": ("a pointer of Git LFS", "fetch the file itself, e.g. with git lfs pull"),
 }
@@ -213,7 +221,13 @@ def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
         raise InputError(f"{file} is one JSON object with several arrays of rows ({names}); make a file of each")
     # What stands next to the array, such as a licence, is said of each row.
     others = {key: part for key, part in value.items() if key.lower() != "id" and key not in arrays}
-    return [{**others, **row} if isinstance(row, dict) else row for row in value[arrays[0]]]
+    turns = shape.fields["messages"][0]  # the name of rows that are lists of turns
+    return [
+        {**others, **(row if isinstance(row, dict) else {turns: row})}
+        if isinstance(row, dict) or (others and isinstance(row, list))
+        else row
+        for row in value[arrays[0]]
+    ]
 
 
 def _are_rows(key: str, part: list, shape: Layout) -> bool:
@@ -241,6 +255,11 @@ def _require_one_conversation(file: str, turns: list[dict]) -> None:
 
 def _require_rows(file: str, value: dict, shape: Layout) -> None:
     """Raise InputError for a table that is stored by columns: each a list of values, or an object of them by row."""
+    if all(isinstance(value.get(key), list) for key in ("columns", "data")) and len(value) <= SPLIT_KEYS:
+        raise InputError(
+            f"{file} is a table of pandas with its columns apart (orient='split'); write one object a line, e.g. with "
+            f"pandas.read_json(FILE, orient='split').to_json('rows.jsonl', orient='records', lines=True)"
+        )
     columns = shape.read(value)
     kind = columns.conversation_kind()
     if kind not in ("prompt", "messages") or not all(isinstance(each, list | dict) for each in value.values()):
@@ -249,8 +268,9 @@ def _require_rows(file: str, value: dict, shape: Layout) -> None:
     cells = list(cells.values()) if isinstance(cells, dict) else cells
     rows = [list(each) if isinstance(each, dict) else len(each) for each in value.values()]
     # An array of conversations alone is an object around its rows.
+    is_list = isinstance(cells, list)  # else it is a text of a request, say
     are_cells = (all(map(shape.is_turns, cells)) and len(rows) > 1) or all(isinstance(cell, str) for cell in cells)
-    if are_cells and rows[0] != 1 and all(each == rows[0] for each in rows):
+    if is_list and are_cells and rows[0] != 1 and all(each == rows[0] for each in rows):
         raise InputError(
             f"{file} is stored by columns ({', '.join([*value][:NAMED_KEYS])}), not by rows; write one object a line, "
             f"e.g. with pandas.read_json(FILE).to_json('rows.jsonl', orient='records', lines=True)"
@@ -295,7 +315,26 @@ def _parquet_rows(chunk: Chunk, shape: Layout) -> Rows:
         unread = dict.fromkeys((name for name in schema.names if name not in columns), UNREAD)
         groups = list(range(chunk.start, chunk.end))
         batches = table.iter_batches(batch_size=1024, row_groups=groups, columns=columns, use_threads=False)
-        yield from enumerate((row | unread for batch in batches for row in batch.to_pylist()), 1)
+        as_bytes = [name for name in columns if _is_binary(schema.field(name).type)]
+        maps = "lossy" if any("map<" in str(schema.field(name).type) for name in columns) else None  # it takes time
+        rows = (row | unread for batch in batches for row in batch.to_pylist(maps_as_pydicts=maps))
+        if as_bytes:
+            rows = (row | {name: _text_of(row[name]) for name in as_bytes} for row in rows)
+        yield from enumerate(rows, 1)
+
+
+def _is_binary(type: Any) -> bool:
+    from pyarrow import types
+
+    return types.is_binary(type) or types.is_large_binary(type)
+
+
+def _text_of(value: bytes | None) -> bytes | str | None:
+    """Return a text that Spark, Hive or another program stored as bytes; other values as they are."""
+    try:
+        return value.decode() if value is not None else None
+    except UnicodeDecodeError:
+        return value
 
 
 def _may_name_file(type: Any) -> bool:
@@ -306,8 +345,8 @@ def _may_name_file(type: Any) -> bool:
         return _may_name_file(type.value_type)
     if types.is_struct(type):
         return any(type.field(index).name in FILE_PARTS for index in range(type.num_fields))
-    kinds = (types.is_string, types.is_large_string, types.is_dictionary, types.is_binary, types.is_large_binary)
-    return any(is_kind(type) for is_kind in (*kinds, types.is_null))
+    kinds = (types.is_string, types.is_large_string, types.is_dictionary, _is_binary, types.is_null)
+    return any(is_kind(type) for is_kind in kinds)
 
 
 def _unreadable(file: str, error: Exception) -> InputError:

@@ -1,11 +1,11 @@
-"""Whether the turns of a row are one conversation, first turn first, by the times and the parents that they name."""
+"""Whether the turns of a row are one conversation, first turn first, by the ids, times and parents that they name."""
 
 from datetime import UTC, datetime
 from itertools import chain, pairwise
 from typing import Any
 
 from eagle3.prompts.reading.prompt import Refused
-from eagle3.prompts.reading.shapes import TURN_NUMBERS, plain_name
+from eagle3.prompts.reading.shapes import TURN_NUMBERS, TURN_OF, plain_name
 from eagle3.prompts.reading.tools import Turn
 
 # Keys of turns, as `plain_name` returns them.
@@ -16,12 +16,19 @@ ORDERS = TURN_NUMBERS | {
 PARENTS = frozenset(("parent", "parentid", "parentuuid", "parentmessageid", "parentmessageuuid", "ancestors"))
 WITH_TURNS = frozenset(("children", "childrenids", "replies"))
 IDS = frozenset(("id", "messageid", "uuid"))
+READ = TURN_OF | ORDERS | PARENTS | WITH_TURNS
 BRANCHES = "turns of several branches of a conversation"
 
 
 def require_in_order(turns: list[Turn]) -> None:
-    """Raise Refused for turns in another order than they say, for trees, and for edited turns side by side."""
+    """Raise Refused for turns of several conversations, turns in another order than they say, trees, and edited turns
+    side by side."""
     keys = {name: plain_name(str(name)) for _, turn in turns for name in turn}
+    if READ.isdisjoint(keys.values()):
+        return
+    for name in [name for name, plain in keys.items() if plain in TURN_OF]:
+        if len({str(turn[name]) for _, turn in turns if turn.get(name) is not None}) > 1:
+            raise Refused("turns of several conversations", name=name)
     # Of questions only: the clocks of a server and a browser differ.
     for name in [name for name, plain in keys.items() if plain in ORDERS]:
         places = [_number(turn.get(name)) for role, turn in turns if role == "user"]
@@ -40,6 +47,14 @@ def require_in_order(turns: list[Turn]) -> None:
             own = [before[key] for key in before if keys[key] in IDS and before[key] is not None]
             if own and name in turn and _parent(turn[name]) not in own:
                 raise Refused(BRANCHES, name=name)
+
+
+def require_no_tree(row: dict) -> None:
+    """Raise Refused for an object of turns by their ids, each with its parent, as ChatGPT exports conversations."""
+    for name, nodes in row.items():
+        inside = [*nodes.values()] if isinstance(nodes, dict) else []
+        if inside and all(isinstance(each, dict) and not PARENTS.isdisjoint(map(plain_name, each)) for each in inside):
+            raise Refused("turns as a tree", name=name)
 
 
 def _parent(value: Any) -> Any:

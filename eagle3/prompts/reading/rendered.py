@@ -37,7 +37,8 @@ MARKERS = {
     r"<SPECIAL_1[01]>\w+": r"<SPECIAL_1[12]>",  # Nemotron Nano 2
     r"<role>(?:HUMAN|SYSTEM)</role>": r"<role>ASSISTANT</role>",  # Ling
     r"\]~b\]\w+": r"\[e~\[",  # MiniMax
-    r"###? ?(?:Human|User|Instruction):": r"^###? ?(?:Assistant|Response):",  # Guanaco, Solar, Alpaca
+    # Guanaco, Solar, Alpaca; StarCoder2
+    r"###? ?(?:(?:Human|User|Instruction):|Instruction$)": r"^###? ?(?:(?:Assistant|Response):|Response\s*\Z)",
     r"GPT4 Correct User:": r"GPT4 Correct Assistant:",  # OpenChat
     r"\[Round \d+\]\s+(?:问\uff1a|USER:)": r"^答\uff1a|ASSISTANT:",  # ChatGLM, LongCat
     r"<用户>|<_user>|<C_Q>": r"<AI>|<_bot>|<C_A>",  # MiniCPM, TeleChat, Baichuan M1

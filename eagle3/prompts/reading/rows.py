@@ -72,12 +72,13 @@ def _content_id(messages: list[dict[str, Any]], tools: Tools | None, template_kw
 
 
 def _template_kwargs(columns: Columns) -> TemplateKwargs:
-    """Return the row's variables for the chat template. Tables fill in null for those that a row does not set."""
+    """Return the row's variables for the chat template. Those without a value are not set: null, and empty lists, as
+    SmolTalk2 has them."""
     variables: TemplateKwargs = {}
     for name, value in columns.found.get("chat_template_kwargs", ()):
         value = from_json(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
         given = value if isinstance(value, dict) else {name.lower().rpartition(".")[2]: value}
-        variables |= {key: each for key, each in given.items() if each is not None and key not in variables}
+        variables |= {key: each for key, each in given.items() if each not in (None, [], {}) and key not in variables}
     for key, value in variables.items():
         if not (key.isidentifier() and is_unicode(key) and isinstance(value, str | int | float) and is_json(value)):
             raise Refused("chat_template_kwargs other than texts, numbers, true and false by name")

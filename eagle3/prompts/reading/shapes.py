@@ -28,7 +28,7 @@ def _numbered(*stems: str) -> list[str]:
 
 CHOICES = (
     "choices", "options", "endings", "answer_choices", "answer_options", *"ABCDEF", "opa", "opb", "opc", "opd", "ope",
-    *_numbered("option", "choice", "distractor"),
+    *_numbered("option", "choice", "distractor", "incorrect_answer"),
 )  # fmt: skip
 
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -45,6 +45,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "context": ("input", "context"),  # the text a prompt is about; follows it after an empty line
     "system": (
         "system", "system_prompt", "system_message", "instructions", "body.instructions", "body.system",
+        "system_instruction",  # Gemini's
     ),
     "choices": CHOICES,  # of a multiple-choice question
     "answer": (
@@ -52,7 +53,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "solutions", "best_answer", "correct_answer",
     ),
     "role": ("role", "from", "speaker", "sender"),  # of a turn
-    "content": ("content", "value", "text"),  # of a turn
+    "content": ("content", "value", "text", "parts"),  # of a turn; the last Gemini's, OpenTelemetry's and the AI SDK's
     "finish_reason": _with_metadata("finish_reason", "done_reason", "stop_reason"),  # the latter Ollama's, Anthropic's
     # Variables of the chat template: an object of them, or one under its own name.
     "chat_template_kwargs": (
@@ -67,8 +68,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "history", "chat_history", "conversation_history", "message_history", "dialogue_history", "dialog_history",
         "past_messages", "previous_messages", "previous_turns", "past_user_inputs", "previous_response_id",
         "body.previous_response_id",
-        "tools", "functions", "body.tools", "body.functions", "image", "images", "video", "videos",
-        "audio", "audios",
+        "tools", "functions", "body.tools", "body.functions", "available_tools", "tool_config.tools",
+        "image", "images", "video", "videos", "audio", "audios",
     ),
 }  # fmt: skip
 CONVERSATION = ("messages", "turns", "prompt")
@@ -85,7 +86,7 @@ OF_TEXT = ("prompt", "context", "system")
 # In lower case: pandas and other programs write the first for empty cells, people and Alpaca's successors the last; no
 # text of OF_TEXT.
 MISSING = frozenset(
-    ("nan", "none", "<na>", "nat", "undefined", "[object object]", "#n/a", "\\n", "n/a", "<noinput>", "no input")
+    ("nan", "none", "<na>", "nat", "undefined", "[object object]", "#n/a", "\\n", "n/a", "<noinput>", "no input", "-")
 )
 BETWEEN_WORDS = str.maketrans("", "", "_- ")  # of a name
 LONGEST_EMPTY = 40  # characters of a text that may be blank
@@ -100,8 +101,8 @@ ROLES = {
         ("assistant", "gpt", "chatgpt", "bing", "bard", "model", "ai", "bot", "chatbot", "agent", "llm"), "assistant"
     ),
     **dict.fromkeys(
-        ("tool", "function", "function_response", "function_call_output", "observation", "ipython", "tool_response",
-         "tool_result"),
+        ("tool", "function", "function_response", "function_call_output", "observation", "environment", "ipython",
+         "tool_response", "tool_result"),
         "tool",
     ),
     **dict.fromkeys(("function_call", "tool_call"), "call"),
@@ -161,6 +162,14 @@ class Layout:
         """Tell whether a value is a list of turns."""
         return isinstance(value, list) and bool(value) and all(map(self._is_turn, value))
 
+    def as_turns(self, value: Any) -> Any:
+        """Return the turns of an object of lists, one a key, as `datasets` stores a Sequence; other values as is."""
+        if not isinstance(value, dict) or not all(isinstance(each, list) for each in value.values()):
+            return value
+        if any(self.of_turn(value, kind) is None for kind in OF_TURNS) or len({*map(len, value.values())}) > 1:
+            return value
+        return [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
+
     def is_row(self, value: Any) -> bool:
         """Tell whether a value is a row with a conversation."""
         if not isinstance(value, dict):
@@ -171,6 +180,8 @@ class Layout:
         if not isinstance(value, dict):
             return False
         has_both = all(self.of_turn(value, kind) is not None for kind in OF_TURNS)
+        if not has_both and "content" in value:  # LangChain's have a type instead of a role
+            has_both = self.role_of(value.get("type")) is not None
         return has_both and value.keys().isdisjoint(self.fields["part_of"])
 
     @property

@@ -10,9 +10,10 @@ from eagle3.prompts.reading.shapes import TWICE, Columns, Layout, from_json, is_
 
 Turn = tuple[str, dict]  # its role, and as it is written
 
-TOOL_COLUMNS = ("tools", "functions")  # or the last part of a name
+TOOL_COLUMNS = ("tools", "functions", "available_tools")  # or the last part of a name
 OF_A_FUNCTION = frozenset(("type", "name", "description", "parameters", "strict"))
 CALL_KEYS = ("tool_calls", "function_call")  # of an assistant turn
+ARGUMENTS = ("arguments", "parameters", "args", "input")  # of a call; the last two LangChain's and Anthropic's
 OF_A_RESULT = frozenset(("tool_call_id", "call_id", "id", "name", "status", "output"))  # next to its content
 
 # Hermes and what is converted to it: calls and results are marked in the text.
@@ -34,7 +35,7 @@ class _LeftOut(Exception):
 def tools_of(columns: Columns) -> Tools | None:
     """Return [{"type": "function", "function": {"name", …}}] as templates take it, None if a row has no tools.
 
-    Reads OpenAI's two forms: the function in an object of its own, or its keys next to `type`.
+    Reads OpenAI's two forms: the function in an object of its own, or its keys next to `type`; each may be JSON text.
     """
     if not columns.shape.keeps_tools:
         return None
@@ -44,7 +45,7 @@ def tools_of(columns: Columns) -> Tools | None:
     tools = from_json(value) if isinstance(value, str) else value
     if not isinstance(tools, list):
         raise Refused("tools that are no list")
-    functions = [_function(tool) for tool in tools]
+    functions = [_function(from_json(tool) if isinstance(tool, str) else tool) for tool in tools]
     if not is_json(functions):
         raise Refused("tools that are no JSON in valid Unicode, without a key twice")
     return functions
@@ -203,7 +204,7 @@ def _call(value: Any) -> dict[str, Any] | None:
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict):
         return None
-    arguments = _value_of(function.get("arguments", function.get("parameters")) or {})
+    arguments = _value_of(next((function[key] for key in ARGUMENTS if function.get(key)), {}))
     name, id = function.get("name"), value.get("id") or value.get("call_id")
     if not (isinstance(name, str) and name.strip() and isinstance(arguments, dict) and is_json([name, arguments])):
         return None

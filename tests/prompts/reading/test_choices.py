@@ -28,6 +28,8 @@ LISTED = "Which?\n\nA. rain\nB. snow\nC. hail"
         ({"opa": "rain", "opb": "snow", "opc": "hail"}, LISTED),
         ({"distractor2": "snow", "distractor1": "hail", "correct_answer": "arid"},
          "Which?\n\nA. arid\nB. hail\nC. snow"),
+        ({"Incorrect Answer 1": "snow", "Incorrect Answer 2": "hail", "Correct Answer": "arid"},
+         "Which?\n\nA. arid\nB. hail\nC. snow"),
         ({"options": ["A) rain", "B) snow"]}, "Which?\n\nA) rain\nB) snow"),
         ({"options": "a ) 1 , b ) 2"}, "Which?\n\na ) 1 , b ) 2"),
         ({"options": "[A] rain [B] snow"}, "Which?\n\n[A] rain [B] snow"),

@@ -52,6 +52,17 @@ def test_an_empty_file_and_one_without_any_row_are_read(prepare: Prepare, tmp_pa
     assert [source["rows"] for source in ledger["sources"].values()] == [0, 0, 1]
 
 
+def test_maps_and_texts_as_bytes_in_parquet_are_read(tmp_path: Path) -> None:
+    schema = pa.schema([("messages", pa.list_(pa.map_(pa.string(), pa.string()))), ("system", pa.binary())])
+    turn = [("role", "user"), ("content", "a")]
+    rows = [{"messages": [turn], "system": b"s"}, {"messages": [turn], "system": b"\xff"}, {"messages": [turn]}]
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), tmp_path / "a.parquet")
+    found, refused, other = read_file(tmp_path / "a.parquet")
+    assert isinstance(found, Prompt) and [each["content"] for each in found.messages] == ["s", "a"]
+    assert isinstance(refused, Refused) and refused.reason == "content is not text"
+    assert isinstance(other, Prompt) and other.messages == users("a")
+
+
 def test_row_groups_are_cut_without_losing_a_row(prepare: Prepare, tmp_path: Path) -> None:
     table = pa.Table.from_pylist([chat(f"q {number}", id=str(number)) for number in range(50)])
     pq.write_table(table, tmp_path / "same.parquet", row_group_size=7)
@@ -177,6 +188,7 @@ def test_a_file_may_hold_one_conversation(tmp_path: Path) -> None:
         ({"messages": TURNS, "documents": [{"text": "b"}, {"text": "c"}]}, users("a")),
         ({"messages": TURNS, "examples": [{"input": "b", "output": "c"}]}, users("a")),
         ({"prompt": "a", "candidates": [{"text": "b"}, {"text": "c"}]}, users("a")),
+        ({"body": {"input": "a", "temperature": 1}}, users("a")),
         ({"prompt": "a", "examples": [{"input": "b"}], "tests": [{"input": "c"}]}, users("a")),
         ({"messages": [{"author": "Ann", "text": "b"}, {"author": "Bob", "text": "c"}]}, "turn without a role"),
         ({"conversation": [{"prompt": "b", "response": "c"}, {"prompt": "d"}]}, "turn without a role"),
@@ -213,6 +225,10 @@ def test_what_an_object_says_next_to_its_array_holds_for_each_row(tmp_path: Path
     first, second = read_file(tmp_path / "a.json")
     assert isinstance(first, Refused) and first.reason == "row with tools"
     assert isinstance(second, Prompt) and second.license == "MIT"
+    (tmp_path / "a.json").write_text(json.dumps({"license": "MIT", "system": "s", "conversations": [TURNS, "b"]}))
+    first, second = read_file(tmp_path / "a.json")
+    assert isinstance(first, Prompt) and first.license == "MIT" and first.messages[0]["content"] == "s"
+    assert isinstance(second, Refused) and second.reason == "not a JSON object"
 
 
 @pytest.mark.parametrize(
@@ -228,6 +244,11 @@ def test_what_an_object_says_next_to_its_array_holds_for_each_row(tmp_path: Path
         (b"\x1f\x8b\x08rest", r"packed with gzip; rename it"),
         (b"PAR1rest", r"Parquet; rename it"),
         (b"version https://git-lfs.github.com/spec/v1\n", r"a pointer of Git LFS; fetch"),
+        (b"BZh91AY", r"packed with bzip2; unpack it"),
+        (b"<!DOCTYPE html>\n<html>", r"HTML or XML, .*; fetch the data file itself"),
+        (b'// of May\n[{"prompt": "a"}]', r"JSON with comments; remove"),
+        (b"{'prompt': 'a'}\n{'prompt': 'b'}\n", r"written by Python's str\(\), not JSON; .*json\.dumps"),
+        (b'{"columns": ["prompt"], "index": [0], "data": [["a"]]}', r"columns apart \(orient='split'\); write"),
         ('{"prompt": "a"}\n{"prompt": "für"}\n'.encode("latin-1"), r"not UTF-8: its byte 29 is 0xfc"),
     ],
 )

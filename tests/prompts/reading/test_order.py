@@ -8,6 +8,7 @@ from prompt_stage import messages_of, users
 from eagle3.prompts import Refused
 
 ORDER = "turns in another order than a key of theirs says"
+CONVERSATIONS = "turns of several conversations"
 BRANCHES = "turns of several branches of a conversation"
 
 
@@ -43,6 +44,8 @@ def talk(key: str, *values: object) -> list[dict]:
         (talk("parentMessageId", None, "0", None), BRANCHES),
         ([*talk("parentId", None, "0"), *users("a")], None),
         (talk("parent_id", None, None, None), None),  # a table fills in null
+        (talk("session_id", "1", "1", "2"), CONVERSATIONS),
+        (talk("threadId", 1, None, 1), None),
         ([{**users("a")[0], "children": users("b")}], "turns inside a turn"),
         ([{**users("a")[0], "children": ["1"], "replies": 3}], None),
     ],

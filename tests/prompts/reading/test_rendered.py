@@ -48,6 +48,7 @@ def test_a_rendered_conversation_is_refused_whatever_its_column(column: str) -> 
         "[|user|]Why?\n[|assistant|]",
         "A chat between a user and an assistant. USER: Why? ASSISTANT: So.</s>",
         "USER: Why? ASSISTANT:",
+        "### Instruction\nWhy?\n\n### Response\n",
         "User: Why?\nAssistant:",
         "Human:Why?\nAssistant:",
         "[Round 1]\n\n问\uff1aWhy?\n\n答\uff1a",

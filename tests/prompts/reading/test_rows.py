@@ -14,6 +14,7 @@ def test_the_variables_of_a_template_stay_with_their_row(prepare: Prepare) -> No
          {"thinking": False, "reasoning_effort": "low"}),
         ({"enable_thinking": False}, {"enable_thinking": False}),
         ({"chat_template_kwargs": {"enable_thinking": None}}, None),
+        ({"chat_template_kwargs": {"thinking": True, "xml_tools": [], "python_tools": None}}, {"thinking": True}),
         ({"chat_template_kwargs": {"persona": "ask 93.184.216.34 for it"}}, {"persona": "ask <IP_ADDRESS> for it"}),
     ]  # fmt: skip
     prepare([chat(f"question {number}", **row) for number, (row, _) in enumerate(cases)])

@@ -57,6 +57,7 @@ def sharegpt(*turns: tuple[str, str], **columns: Any) -> dict:
 
 
 CALL = {"name": "look_up", "arguments": ARGUMENTS}
+LANGCHAIN = {"name": "look_up", "args": ARGUMENTS, "id": "a", "type": "tool_call"}
 LAYOUTS = {
     "OpenAI": row(
         *users("a"), assistant(None, tool_calls=[call()]), result("7", tool_call_id="a"), assistant("Seven."),
@@ -73,6 +74,7 @@ LAYOUTS = {
         ("human", "a"), ("function_call", json.dumps(CALL)), ("observation", "7"), ("gpt", "Seven."),
     ),
     "Llama": row(*users("a"), assistant("", tool_calls=[CALL]), {"role": "ipython", "content": "7"}),
+    "LangChain": row(*users("a"), assistant("", tool_calls=[LANGCHAIN]), result("7", tool_call_id="a")),
     "Hermes": sharegpt(
         ("human", "a"), ("gpt", f"I look.\n<tool_call>\n{json.dumps(CALL)}\n</tool_call>"),
         ("tool", "<tool_response>\n7\n</tool_response>"), ("gpt", "Seven."),

@@ -22,7 +22,8 @@ def read(row: dict):
 
 def test_the_usual_forms_of_tools_become_one() -> None:
     forms = ({"tools": TOOLS}, {"tools": json.dumps(TOOLS)}, {"functions": [FUNCTION]}, {"body": {"tools": TOOLS}},
-             {"tools": [{"type": "function", **FUNCTION}]})  # fmt: skip
+             {"tools": [{"type": "function", **FUNCTION}]}, {"tools": [json.dumps(FUNCTION)]},
+             {"available_tools": json.dumps(TOOLS)})  # fmt: skip
     assert [read({"messages": users("a"), **row}) for row in forms] == [TOOLS] * len(forms)
     assert {read({"messages": users("a"), "tools": nothing}) for nothing in ([], "[]", None)} == {None}
 
