@@ -151,7 +151,7 @@ def test_layers_that_a_text_does_not_pass_are_not_captured(tmp_path):
 
 
 def test_layers_with_two_attentions_are_counted_once(tmp_path):
-    sizes = {**SHAPE, **LATENT, "num_key_value_heads": 4, "num_hidden_layers": 2 * 7}
+    sizes = {**SHAPE, **LATENT, "num_key_value_heads": 4, "num_layers": 7, "num_hidden_layers": 2 * 7}
     experts = {"head_dim": 8, "expert_ffn_hidden_size": 16, "n_routed_experts": 4, "zero_expert_num": 2, "moe_topk": 2}
     config = transformers.LongcatFlashConfig(**sizes, **experts, ffn_hidden_size=64)
     target = random_target(tmp_path, config)
