@@ -168,7 +168,9 @@ def load_speculator(target: Target, files: HeadFiles) -> Speculator:
     speculator = Speculator(target, draft_head(files, target.embedding.dtype), files.served_layers(len(target.layers)))
     facts = TargetFacts(config=target.facts, dtype=None, identity=None, embedding=target.embedding)
     for message in not_computed(files, facts):
-        log.warning("head=%s is decoded by SGLang's rules, it may have been trained by others: %s", files.path, message)
+        log.warning(
+            "head=%s is decoded by SGLang's rules, but may have been trained by others: %s", files.path, message
+        )
     return speculator
 
 

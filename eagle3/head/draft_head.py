@@ -41,9 +41,7 @@ class HeadConfig(HeadSizes):
     fc_norm: bool = False
     norm_before_fc: bool = False
     norm_output: bool = False
-    norm_before_residual: bool = (
-        False  # the layer adds to its normed state, as in heads of the speculators; not trained
-    )
+    norm_before_residual: bool = False  # of vLLM's speculators: the layer adds to its normed state; is not trained here
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim", "intermediate_size"):

@@ -16,12 +16,8 @@ from eagle3.head.kv_cache import CachedHead
 from eagle3.head.unroll import unroll
 from eagle3.target.facts import TargetConfig
 
-OPTIONS = (
-    "fc_norm",
-    "norm_before_fc",
-    "norm_output",
-    "norm_before_residual",
-)  # of config.json, left out where they are off
+# Of config.json, left out where they are off.
+OPTIONS = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
 
 
 class Eagle3(Kind):

@@ -168,7 +168,7 @@ def test_what_decoding_does_not_compute_is_said(run, folders, caplog):
     edited.config["mlp_bias"] = True
     edited.save()
     run(folders)
-    said = f"head={folders[1]} is decoded by SGLang's rules, it may have been trained by others: "
+    said = f"head={folders[1]} is decoded by SGLang's rules, but may have been trained by others: "
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [each.removeprefix(said).split(":")[0] for each in warnings] == [
         "mlp_bias=true", "midlayer.self_attn.q_proj.bias is unknown",
