@@ -166,12 +166,17 @@ class Speculator:
 def load_speculator(target: Target, files: HeadFiles) -> Speculator:
     """Build the head of these files in the dtype that the target was loaded in; warn of what it may not compute."""
     speculator = Speculator(target, draft_head(files, target.embedding.dtype), files.served_layers(len(target.layers)))
+    warn_of_doubts(target, files)
+    return speculator
+
+
+def warn_of_doubts(target: Target, files: HeadFiles) -> None:
+    """Warn of what the trainer of a head computed, or may have computed, and decoding does not."""
     facts = TargetFacts(config=target.facts, dtype=None, identity=None, embedding=target.embedding)
     for message in doubtful(files, facts):
         log.warning(
             "head=%s is decoded by SGLang's rules, but may have been trained by others: %s", files.path, message
         )
-    return speculator
 
 
 @torch.inference_mode()
