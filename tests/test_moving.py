@@ -125,13 +125,14 @@ def test_the_reasoning_of_rows_of_specforge_is_trained(
     chat = build_chat(family)
     turns = [{**turn, "reasoning_content": THOUGHT} if turn["role"] == "assistant" else turn for turn in TALK[:4]]
     cuts = [[turns[0], turns[1] | {"content": content}] for content in ("", None)]  # while they reasoned
-    rows = [{"id": f"r{each}", "conversations": talk} for each, talk in enumerate([*cuts, turns])]
+    rows: list[Row] = [{"conversations": talk} for talk in [*cuts, turns]]
+    rows += [rows[-1] | {"status": "error", "error": "Connection error."}]  # of its file of errors
     found, said = converted("from_specforge", chat, rows, tmp_path, capsys, monkeypatch)
     if family == "deepseekv3":
-        assert found == [] and said.startswith("3 conversations left out: a cut answer, or a chat template that")
+        assert found == [] and said.startswith("4 conversations left out: a failed request, a cut answer, or a chat")
         return
     [row] = found
-    assert said.startswith("2 conversations left out")
+    assert said.startswith("3 conversations left out")
     for answer, turn in zip(imported(chat, row), turns[1::2], strict=True):
         assert answer.refused is None
         text = chat.decode(answer.answer_ids)

@@ -14,6 +14,7 @@ from eagle3.adapters.quiet import quiet_libraries
 from eagle3.answers.build import build_chat
 from eagle3.answers.chat import Chat
 from eagle3.commands.sweep import build_trackers, export_job, sweep_jobs, track
+from eagle3.decoding.speculate import warn_of_doubts
 from eagle3.engine.draft import Draft
 from eagle3.errors import InputError, require_packages
 from eagle3.head.eagle3 import EAGLE3
@@ -149,6 +150,7 @@ def decode(run: DecodeRun) -> None:
     files = read_files(run.head)
     measurer = make_measurer(run, vars(run.target), files)
     warn_of_precision(files, measurer.target.identity)
+    warn_of_doubts(measurer.target, files)
     print(json.dumps(asdict(measurer.measured(files, measurer.prompts(None), lossless=True))))
 
 

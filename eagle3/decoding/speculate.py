@@ -19,7 +19,7 @@ from eagle3.draft_shape import shape_of
 from eagle3.errors import InputError
 from eagle3.head.head import Head
 from eagle3.head.registry import kind_named
-from eagle3.head_files.computed import not_computed
+from eagle3.head_files.computed import doubtful
 from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.finding import TargetFacts
 from eagle3.head_files.format import draft_head
@@ -166,12 +166,17 @@ class Speculator:
 def load_speculator(target: Target, files: HeadFiles) -> Speculator:
     """Build the head of these files in the dtype that the target was loaded in; warn of what it may not compute."""
     speculator = Speculator(target, draft_head(files, target.embedding.dtype), files.served_layers(len(target.layers)))
+    warn_of_doubts(target, files)
+    return speculator
+
+
+def warn_of_doubts(target: Target, files: HeadFiles) -> None:
+    """Warn of what the trainer of a head computed, or may have computed, and decoding does not."""
     facts = TargetFacts(config=target.facts, dtype=None, identity=None, embedding=target.embedding)
-    for message in not_computed(files, facts):
+    for message in doubtful(files, facts):
         log.warning(
             "head=%s is decoded by SGLang's rules, but may have been trained by others: %s", files.path, message
         )
-    return speculator
 
 
 @torch.inference_mode()

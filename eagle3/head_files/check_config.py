@@ -40,6 +40,7 @@ def check_model(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     if read_kind(files) is not EAGLE3:  # check_servers says that no server knows it
         head_config(files)
         return
+    head_config(files)  # first: advice to rename a head would be wrong where it is another one
     if config.get("architectures") != [ARCHITECTURE]:
         found = config.get("architectures")
         yield "error", f"architectures={found}: SGLang would build another model; set it to ['{ARCHITECTURE}']"
@@ -48,8 +49,11 @@ def check_model(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
     if config.get("tie_word_embeddings"):
         yield "error", "tie_word_embeddings=true: SGLang drafts with the target's embedding as lm_head; set it false"
     if config.get("hidden_act", "silu") != "silu":
-        yield "error", f"hidden_act={config['hidden_act']}: SGLang supports only silu and will not start; set it"
-    head_config(files)
+        yield (
+            "error",
+            f"hidden_act={config['hidden_act']}: SGLang supports only silu and will not start; choose another head, or "
+            f"set it to silu if the head was trained with that",
+        )
 
 
 def check_options(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
@@ -63,8 +67,9 @@ def check_options(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
         )
     if "target_hidden_size" in config and config["target_hidden_size"] is None:
         yield "error", "target_hidden_size=null: SGLang multiplies by it and does not start; remove the key"
-    if config.get("partial_rotary_factor", 1) != 1 or config.get("rope_is_neox_style") is False:
-        named = [f"{key}={config[key]}" for key in ("partial_rotary_factor", "rope_is_neox_style") if key in config]
+    rotated = (read_rope(config) or {}) | config  # transformers 5 writes the factor into rope_parameters
+    if rotated.get("partial_rotary_factor", 1) not in (None, 1) or config.get("rope_is_neox_style") is False:
+        named = [f"{key}={rotated[key]}" for key in ("partial_rotary_factor", "rope_is_neox_style") if key in rotated]
         yield (
             "error",
             f"{', '.join(named)}: SGLang rotates the head's channels so, heads of EAGLE-3 are trained with all of them "
@@ -89,6 +94,29 @@ def check_residual(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
             "error",
             "norm_before_residual=true: SGLang does not read it and adds the un-normed state, so the head computes "
             "something else than in training; train with norm_before_residual=false, or serve it with vLLM",
+        )
+
+
+def check_norm_output(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
+    """The next draft gets the state that the training gave it.
+
+    SpecForge's norm_output said from May to September 2026 whether lm_head gets the normed state, and the next draft
+    always got the other one: sgl-project/SpecForge, pull requests 568 and 879."""
+    stated = files.config.get("norm_output")
+    if stated is None or files.record is not None or files.written.get("architectures") != [ARCHITECTURE]:
+        return
+    by_specforge = "but a head of SpecForge from before its pull request 879 (September 2026) was trained with"
+    if stated:
+        yield (
+            "warning",
+            f"norm_output=true: the next draft gets the normed state, {by_specforge} the state as it is; if this is "
+            f"one, remove the key",
+        )
+    else:
+        yield (
+            "warning",
+            f"norm_output=false: lm_head gets the normed state, {by_specforge} the state as it is, which no server "
+            f"computes; if this is one, choose another head",
         )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from eagle3.head.eagle3 import EAGLE3
-from eagle3.head_files.check_config import check_model, check_options
+from eagle3.head_files.check_config import check_model, check_norm_output, check_options
 from eagle3.head_files.check_tensors import check_d2t, check_embedding, check_tensors
 from eagle3.head_files.files import HeadFiles
 from eagle3.head_files.finding import Check, TargetFacts
@@ -17,3 +17,10 @@ def not_computed(files: HeadFiles, facts: TargetFacts, *more: Check) -> Iterator
     if read_kind(files) is EAGLE3:
         for check in (*CHECKS, *more):
             yield from (message for level, message in check(files, facts) if level == "error")
+
+
+def doubtful(files: HeadFiles, facts: TargetFacts) -> Iterator[str]:
+    """Yield what is not computed, and what the files leave open; nothing for heads of a kind of their own."""
+    yield from not_computed(files, facts)
+    if read_kind(files) is EAGLE3:
+        yield from (message for _, message in check_norm_output(files, facts))

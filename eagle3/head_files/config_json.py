@@ -25,6 +25,7 @@ class Rope(JsonObject):
     attention_factor: Number | None = None
     original_max_position_embeddings: Length | None = None
     truncate: Flag = None
+    partial_rotary_factor: Number | None = None
 
 
 class LayerJson(JsonObject):
@@ -61,6 +62,7 @@ class EagleJson(JsonObject):
     use_aux_hidden_state: Flag = None
     eagle_aux_hidden_state_layer_ids: LayerIds = None
     norm_before_fc: Flag = None
+    parallel_draft_step: Size | None = None
 
 
 class _Verifier(JsonObject):
@@ -84,6 +86,7 @@ class HeadJson(LayerJson):
     norm_output: Flag = None
     fc_norm: Flag = None
     use_aux_norm: Flag = None
+    parallel_drafting: Flag = None
     speculators_model_type: Text = None
     speculators_config: _Speculators | None = None
     transformer_layer_config: LayerJson | None = None

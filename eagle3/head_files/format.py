@@ -135,8 +135,16 @@ def head_config(files: HeadFiles) -> HeadSizes:
 def require_readable(files: HeadFiles) -> None:
     """Raise InputError for what SGLang serves, or tries to, and this project's DraftHead does not compute."""
     config = files.config
-    rule = "this project reads heads of one Llama layer without biases that norm layers of the target's width once"
+    rule = (
+        "this project reads heads of one Llama layer without biases that norm layers of the target's width once and "
+        "draft token by token"
+    )
     foreign = {
+        "speculators_model_type": config.get("speculators_model_type") not in (None, EAGLE3.name),
+        # P-EAGLE's, which draft all tokens at once: Automodel's, Model-Optimizer's, SpecForge's.
+        "parallel_drafting": bool(config.get("parallel_drafting")),
+        "eagle_config.parallel_draft_step": (files.eagle_config.get("parallel_draft_step") or 1) > 1,
+        "architectures": any("PEagle" in name for name in config.get("architectures") or ()),
         "num_hidden_layers": config.get("num_hidden_layers", 1) != 1,
         "target_hidden_size": config.get("target_hidden_size") not in (None, config.get("hidden_size")),
         "bias": bool(config.get("bias")),

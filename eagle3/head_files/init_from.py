@@ -7,7 +7,7 @@ import torch
 from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource, as_setting
 from eagle3.head.build import StartHead
-from eagle3.head_files.check_config import check_residual
+from eagle3.head_files.check_config import check_norm_output, check_residual
 from eagle3.head_files.computed import not_computed
 from eagle3.head_files.files import read_files, weight_files
 from eagle3.head_files.finding import TargetFacts
@@ -31,6 +31,8 @@ def read_start(path: str, source: FeatureSource) -> StartHead:
     except InputError as error:
         reason = str(error).removeprefix(f"head={path}").removeprefix(":").strip()
         raise InputError(f"init_from={path}: {reason}") from None
+    for _, message in check_norm_output(files, facts):
+        log.warning("init_from=%s: %s", path, message)
     made_from = source.made_from.target
     if files.record and files.record.origin.target.weights_hash != made_from.weights_hash:
         log.warning(

@@ -1,5 +1,6 @@
 """Heads to start a training from: each layout is read with its layers, each obstacle is named with its fix."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,8 +105,18 @@ def test_a_head_of_other_weights_of_the_target_is_read_with_a_warning(
     assert "is of random, whose weights differ: the head is adapted to those" in caplog.text
 
 
+def test_a_head_whose_files_leave_open_what_its_trainer_computed_is_read_with_a_warning(
+    exported: Editable, store: FeatureStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    exported.training = None
+    exported.config["norm_output"] = True
+    exported.save()
+    read_start(str(exported.path), store)
+    assert re.search(r"init_from=\S+/head: norm_output=true: .*a head of SpecForge.*remove the key", caplog.text)
+
+
 OBSTACLES: list[tuple[Change, str]] = [
-    (setting(hidden_act="gelu"), "hidden_act=gelu: SGLang supports only silu and will not start; set it"),
+    (setting(hidden_act="gelu"), "hidden_act=gelu: SGLang supports only silu and will not start; choose another head"),
     (setting(norm_before_residual=True), "norm_before_residual=true: .*; train with norm_before_residual=false"),
     (added("midlayer.self_attn.q_norm.weight", 8), "q_norm.weight is unknown: .*; train without it"),
     (lambda head: head.tensors.update(d2t=head.tensors["d2t"] + torch.arange(30)), "d2t holds target ids"),

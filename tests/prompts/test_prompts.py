@@ -28,6 +28,17 @@ NOT_TRAINED = {"trained": False}
         ({"stop_reason": "max_tokens"}, {"finish_reason": "length"}),
         ({"stop_reason": "end_turn", "finish_reason": None}, {"finish_reason": "stop"}),
         ({"stop_reason": 2, "finish_reason": "STOP"}, {"finish_reason": "stop"}),
+        # A stop string of vLLM, of SGLang's two interfaces, of llama.cpp: there is no end of turn.
+        ({"stop_reason": "###", "finish_reason": "stop"}, {"finish_reason": "other"}),
+        ({"finish_reason": {"type": "stop", "matched": "###"}}, {"finish_reason": "other"}),
+        ({"finish_reason": {"type": "stop", "matched": 2}}, {"finish_reason": "stop"}),
+        ({"finish_reason": "stop", "matched_stop": "###"}, {"finish_reason": "other"}),
+        ({"stop_type": "word", "truncated": False}, {"finish_reason": "other"}),
+        ({"stop_type": "limit"}, {"finish_reason": "length"}),
+        ({"truncated": True}, {"finish_reason": "length"}),
+        ({"truncated": False}, {}),
+        ({"status": "incomplete"}, {"finish_reason": "other"}),
+        ({"status": "completed"}, {}),
         ({"prompt_ids": None, "output_ids": None, "finish_reason": None, "sampling": {"user": "Jane"}}, {}),
         *((flag, NOT_TRAINED) for flag in ({"weight": 0}, {"train": False}, {"loss": False}, {"masked": True})),
         *((flag, {}) for flag in ({"weight": 1}, {"loss": None}, {"train": [0]}, {"masked": False})),
@@ -41,15 +52,85 @@ def test_how_an_answer_was_made_and_whether_it_is_trained_is_kept_with_it_and_on
 
 def test_the_finish_reason_of_a_row_is_that_of_its_last_answer():
     answer = {"role": "assistant", "content": "x"}
-    row = {"finish_reason": "length", "messages": [*users("a"), answer, *users("b"), answer, *users("c")]}
+    row = {"finish_reason": "length", "messages": [*users("a"), answer, *users("b"), answer]}
     _, first, _, last = messages_of(row, keep_answers=True)
     assert first == answer and last == answer | {"finish_reason": "length"}
     row["messages"][3] = answer | {"finish_reason": "stop"}
     assert messages_of(row, keep_answers=True)[3]["finish_reason"] == "stop"
     row["messages"][3] = answer | {"finish_reason": None}
     assert messages_of(row, keep_answers=True)[3]["finish_reason"] == "length"
-    row = {"metadata": {"finish_reason": "length"}, "messages": [*users("a"), answer]}
-    assert messages_of(row, keep_answers=True)[1]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("said", "end"),
+    [
+        ({"metadata": {"finish_reason": "length"}}, "length"),
+        ({"truncated": True}, "length"),  # Model-Optimizer
+        ({"meta_info": {"finish_reason": {"type": "length", "length": 9}}}, "length"),  # SGLang
+        ({"details": {"finish_reason": "length"}}, "length"),  # TGI
+        ({"response_metadata": {"finish_reason": "length"}}, "length"),  # LangChain
+        ({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}, "length"),  # OpenAI
+        ({"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}, "other"),
+        ({"finish_reason": "stop", "stop_reason": "###"}, "other"),
+    ],
+)
+def test_a_row_may_say_under_many_names_how_its_answer_ended(said, end):
+    row = {"messages": [*users("a"), {"role": "assistant", "content": "x", "status": "incomplete"}], **said}
+    assert messages_of(row, keep_answers=True)[1]["finish_reason"] == end
+
+
+HISTORY = [*users("a"), {"role": "assistant", "content": "x"}, *users("b")]
+COMPLETION = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "y"}, "finish_reason": "stop"}]}
+
+
+@pytest.mark.parametrize(
+    ("said", "column"),
+    [
+        (COMPLETION, "choices"),
+        ({"response": COMPLETION}, "response"),  # LiteLLM
+        ({"response": {"status_code": 200, "body": COMPLETION}, "error": None}, "response"),  # a batch of OpenAI
+        ({"message": {"role": "assistant", "content": "y"}, "done_reason": "length"}, "message"),  # Ollama
+        ({"content": [{"type": "text", "text": "y"}], "stop_reason": "max_tokens"}, "content"),  # Anthropic
+        ({"output": {"role": "assistant", "content": "y"}}, "output"),  # Langfuse
+        ({"responses": ["y", "z"]}, "responses"),  # verl
+        ({"generation": None}, "generation"),  # distilabel, where the request failed
+        ({"finish_reason": "length"}, "finish_reason"),
+    ],
+)
+def test_the_answers_before_a_question_that_is_answered_elsewhere_are_not_imported(said, column):
+    """They are another model's, or those of earlier requests; the row's end is not theirs."""
+    with pytest.raises(Refused, match="the answer to the last question is not among the turns") as refused:
+        messages_of({"messages": HISTORY, **said}, keep_answers=True)
+    assert refused.value.name == column
+    assert messages_of({"messages": HISTORY, **said}, keep_answers=False) == [HISTORY[0], HISTORY[2]]
+    assert messages_of({"messages": HISTORY}, keep_answers=True) == HISTORY[:2]  # cut by Model-Optimizer at an error
+
+
+@pytest.mark.parametrize("answer", [{"generation": "y"}, {"completion": [{"role": "assistant", "content": "y"}]}])
+def test_answers_before_one_in_a_column_of_its_own_are_not_trained(answer):
+    """distilabel's and TRL's rows: what comes before is the prompt."""
+    _, before, _, last = messages_of({"prompt": HISTORY, **answer}, keep_answers=True)
+    assert before["trained"] is False and last == {"role": "assistant", "content": "y"}
+
+
+@pytest.mark.parametrize(
+    ("said", "column"),
+    [
+        ({"status": "error", "error": "Connection error."}, "status"),  # SpecForge: with the answers of the data set
+        ({"status": "skipped"}, "status"),
+        ({"status": "failure", "error_str": "429"}, "status"),  # LiteLLM
+        ({"error": {"code": "x"}}, "error"),
+        ({"status": "success", "error": None}, None),
+    ],
+)
+def test_the_answers_in_a_row_of_a_failed_request_are_not_imported(said, column):
+    row = {"conversations": HISTORY[:2], **said}
+    if column is None:
+        assert messages_of(row, keep_answers=True) == HISTORY[:2]
+        return
+    with pytest.raises(Refused, match="row of a request that failed") as refused:
+        messages_of(row, keep_answers=True)
+    assert refused.value.name == column and messages_of(row, keep_answers=False) == users("a")
 
 
 def test_an_answer_in_several_parts_is_refused_unless_its_ids_are_known():

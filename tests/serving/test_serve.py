@@ -131,10 +131,17 @@ def test_what_is_wrong_is_said_before_the_target_is_loaded(
         DO[action](serve_run(action, *given, *wrong))
 
 
-def test_decode_prints_one_json_line(
-    exported: Path, tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_decode_prints_one_json_line_and_warns_of_what_it_does_not_compute(
+    exported: Path,
+    tiny_path: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     write_jsonl(tmp_path / "rows.jsonl", [{"turns": ["Hi", "And then?"]}])
+    head = Editable(exported)
+    head.config["hidden_act"] = "gelu"
+    head.save()
     given = (f"target.path={tiny_path}", f"head={exported}", f"prompts.path={tmp_path}/rows.jsonl")
     call_script("serve", "action=decode", *given, "steps=2", "max_new_tokens=4", output_dir=tmp_path)
     [line] = capsys.readouterr().out.splitlines()
@@ -145,6 +152,9 @@ def test_decode_prints_one_json_line(
     assert result["accept_length"] == pytest.approx(1 + sum(result["per_depth"]))
     assert 1 <= result["accept_length_kept"] <= result["accept_length"]
     assert len(result["per_depth"]) == 2
+    assert f"head={exported} is decoded by SGLang's rules, but may have been trained by others: hidden_act=gelu" in (
+        caplog.text
+    )
 
 
 def test_check_exits_with_status_1_and_the_reason_and_writes_the_table_as_json(

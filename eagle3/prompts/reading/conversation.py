@@ -35,8 +35,14 @@ MADE = ("prompt_ids", "output_ids")
 # How servers say that an answer ended, or was cut.
 ENDS = {
     **dict.fromkeys(("stop", "end_turn", "eos", "eos_token"), "stop"),
-    **dict.fromkeys(("length", "max_tokens", "model_length"), "length"),
+    **dict.fromkeys(("length", "limit", "max_tokens", "max_output_tokens", "model_length"), "length"),
 }
+# What SpecForge, LiteLLM, LangSmith and others write as the `status` of a request without an answer: the answers in
+# such a row, if it has any, are those of the data set.
+FAILED = frozenset(("error", "failed", "failure", "skipped", "cancelled", "canceled", "aborted", "timeout"))
+# Where logs of requests and of generations have the answer, in addition to the columns that are read; as `plain_name`
+# returns them.
+ANSWERS_ELSEWHERE = frozenset(("choices", "completions", "content", "generations", "message", "outputs", "responses"))
 # Keys of a turn that keep it from training, each with the values that do: of OpenAI and Mistral (weight), axolotl
 # (train, training), ms-swift (loss), torchtune (masked).
 NOT_TRAINED = {
@@ -45,7 +51,7 @@ NOT_TRAINED = {
     **dict.fromkeys(("masked", "mask"), (1, "1", "true", "True")),
 }  # fmt: skip
 
-KNOWN_OF_TURN = frozenset(("type", *PARTS_BESIDE_CONTENT, *MADE, *NOT_TRAINED))
+KNOWN_OF_TURN = frozenset(("type", "status", *PARTS_BESIDE_CONTENT, *MADE, *NOT_TRAINED))
 UNREAD_COLUMN, UNREAD_KEY = "column not read", "key of turns not read"
 
 DEEPEST = 4  # objects in each other that are searched for turns
@@ -101,6 +107,8 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
         turns = with_tool_turns(turns, columns, keep_answers=keep_answers)
     elif any(role in TOOL_ROLES for role, _ in turns):
         raise Refused("tool turn")
+    if keep_answers:
+        _require_answered(turns, columns)
     last = ("assistant", "call") if keep_answers else ("user", "tool")
     after = None
     while turns and turns[-1][0] not in last:
@@ -109,9 +117,9 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
         columns.notes.append(("system turn after the last question left out", None))
     if keep_answers and not turns:
         raise Refused("no assistant turn")
-    reason = columns.first("finish_reason")  # of the last answer
-    if keep_answers and reason and shape.of_turn(turns[-1][1], "finish_reason") is None:
-        turns[-1] = (turns[-1][0], {**turns[-1][1], shape.fields["finish_reason"][0]: reason})
+    reasons = columns.all("finish_reason")  # of the last answer
+    if keep_answers and reasons and not _ends_stated(turns[-1][1], shape):
+        turns[-1] = (turns[-1][0], {**turns[-1][1], shape.fields["finish_reason"][0]: reasons})
     if not keep_answers:
         turns = _from_first_question(turns, columns)
     messages = _messages(turns, columns, keep_answers=keep_answers)
@@ -124,6 +132,22 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
             raise Refused(RENDERED)
     _note_unread(columns, messages, options)
     return messages
+
+
+def _require_answered(turns: list[Turn], columns: Columns) -> None:
+    """Refuse a row whose request failed, and one that has the answer to its last question elsewhere: the answers among
+    its turns are then another model's, or those of earlier requests."""
+    status, error = columns.row.get("status"), columns.row.get("error")
+    if isinstance(status, str) and status.lower() in FAILED:
+        raise Refused("row of a request that failed", name="status")
+    if error and not is_empty(error):
+        raise Refused("row of a request that failed", name="error")
+    if not turns or turns[-1][0] not in ("user", "tool"):
+        return
+    names = ANSWERS_ELSEWHERE.union(map(plain_name, columns.shape.fields["answer"]))
+    elsewhere = [column for column in columns.row if plain_name(column).partition(".")[0] in names]
+    if name := next(iter(elsewhere), columns.name("finish_reason")):
+        raise Refused("the answer to the last question is not among the turns: make it the last of them", name=name)
 
 
 def _from_first_question(turns: list[Turn], columns: Columns) -> list[Turn]:
@@ -285,11 +309,15 @@ def _with_columns(turns: list[Turn], columns: Columns) -> list[Turn]:
         raise Refused("another system prompt in a column than in the turns")
     if system is not None and not in_turns:
         turns = [("system", columns.shape.turn("system", system)), *turns]
+    answers: list[Turn] = []
     if isinstance(answer, str) and turns and turns[-1][0] == "user":
-        turns = [*turns, ("assistant", columns.shape.turn("assistant", answer))]
+        answers = [("assistant", columns.shape.turn("assistant", answer))]
     if isinstance(answer, list) and all(isinstance(turn, dict) for turn in answer):  # TRL's `completion`
-        turns = [*turns, *((_role(turn, columns.shape), turn) for turn in answer)]
-    return turns
+        answers = [(_role(turn, columns.shape), turn) for turn in answer]
+    # What comes before an answer of its own column is its prompt, which another model may have answered.
+    return [
+        (role, {**turn, "train": False} if answers and role == "assistant" else turn) for role, turn in turns
+    ] + answers
 
 
 def _role(turn: dict, shape: Layout) -> str:
@@ -348,10 +376,27 @@ def _made(turn: dict, shape: Layout) -> dict[str, Any]:
         raise Refused("only one of prompt_ids and output_ids")
     if not all(_are_ids(made[key]) for key in ("prompt_ids", "output_ids") if key in made):
         raise Refused("prompt_ids or output_ids are no list of whole numbers")
-    if (reason := shape.of_turn(turn, "finish_reason")) is not None:
-        reason = reason.get("type") if isinstance(reason, dict) else reason  # SGLang: {"type": "stop", "matched": 2}
-        made["finish_reason"] = ENDS.get(reason.lower(), "other") if isinstance(reason, str) else "other"
+    ends = _ends_stated(turn, shape)
+    if not ends and turn.get("status") == "incomplete":  # of the Responses API, which says why next to its items
+        ends = {"other"}
+    if ends:
+        made["finish_reason"] = next((end for end in ("other", "length") if end in ends), "stop")
     return made
+
+
+def _ends_stated(turn: dict, shape: Layout) -> set[str]:
+    """Return what a turn says of its end: stop, length, other. A word next to `stop` is that of a stop string, after
+    which the target wrote no end of turn; the id of a token next to it is that of the end."""
+    stated: list[Any] = []
+    for name in shape.fields["finish_reason"]:
+        stated += value if isinstance(value := turn.get(name), list) else [value]
+    # SGLang: {"type": "stop", "matched": 2}
+    parts = [[each.get("type"), each.get("matched")] if isinstance(each, dict) else [each] for each in stated]
+    said = [each for part in parts for each in part if each is not False and not is_empty(each)]
+    ends = {ENDS.get(each.lower(), "other") for each in said if isinstance(each, str)}
+    if any(each is True for each in said):  # Model-Optimizer: "truncated": true
+        ends.add("length")
+    return ends or ({"other"} if said else set())
 
 
 def _are_ids(value: Any) -> bool:

@@ -50,11 +50,17 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "choices": CHOICES,  # of a multiple-choice question
     "answer": (
         "output", "response", "answer", "completion", "solution", "targets", "canonical_solution", "reference",
-        "solutions", "best_answer", "correct_answer",
+        "solutions", "best_answer", "correct_answer", "generation", "generated_text",
     ),
     "role": ("role", "from", "speaker", "sender"),  # of a turn
     "content": ("content", "value", "text", "parts"),  # of a turn; the last Gemini's, OpenTelemetry's and the AI SDK's
-    "finish_reason": _with_metadata("finish_reason", "done_reason", "stop_reason"),  # the latter Ollama's, Anthropic's
+    # How an answer ended: OpenAI's, Ollama's, Anthropic's, llama.cpp's and Model-Optimizer's; what a stop string was in
+    # SGLang; and SGLang's, TGI's, LangChain's and the Responses API's, each in an object.
+    "finish_reason": (
+        *_with_metadata("finish_reason", "done_reason", "stop_reason", "stop_type", "truncated"), "matched_stop",
+        "meta_info.finish_reason", "details.finish_reason", "response_metadata.finish_reason",
+        "incomplete_details.reason",
+    ),
     # Variables of the chat template: an object of them, or one under its own name.
     "chat_template_kwargs": (
         "chat_template_kwargs", "body.chat_template_kwargs", "extra_body.chat_template_kwargs",

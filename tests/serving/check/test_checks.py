@@ -206,6 +206,14 @@ def of_verifier(name: str) -> Change:
     return foreign(setting(speculators_config={"verifier": {"name_or_path": name}}))
 
 
+def nested_as(kind: str) -> Change:
+    def spoil(head: Editable) -> None:
+        as_speculators(head, torch.zeros(4096, 192))
+        head.config["speculators_model_type"] = kind
+
+    return spoil
+
+
 LAYER_KEY, TOP = f"eagle_config.{IDS}", f"{IDS} at the top level"
 ROPE = {"rope_type": "default", "rope_theta": 5e5}
 AGAIN = "get the trainer's files again, or export again"
@@ -281,6 +289,32 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
     (setting(norm_before_fc=True, fc_norm=True), "model", "error", "norm_before_fc with fc_norm", "choose another"),
     (setting(target_hidden_size=None), "options", "error", "null: SGLang multiplies by it", "remove the key"),
     (setting(norm_before_residual=True), "residual", "error", "SGLang does not read it", "or serve it with vLLM"),
+    # What P-EAGLE's trainers write: Automodel, Model-Optimizer, SpecForge, the speculators; and others of the latter.
+    (setting(parallel_drafting=True), "model", "error", "parallel_drafting of config.json", "choose another head"),
+    (
+        setting(eagle_config={IDS: [1, 3, 4], "parallel_draft_step": 4}), "model", "error",
+        "eagle_config.parallel_draft_step of config.json", "choose another head",
+    ),
+    (setting(architectures=["PEagleDraftModel"]), "model", "error", "architectures of config.json", "choose another"),
+    *(
+        (
+            foreign(nested_as(kind)), "model", "error",
+            "speculators_model_type of config.json: this project reads heads of one Llama layer", "choose another head",
+        )
+        for kind in ("peagle", "dflash", "mtp", "eagle")
+    ),
+    (
+        foreign(setting(norm_output=True)), "norm_output", "warning",
+        "the next draft gets the normed state, but a head of SpecForge from before", "remove the key",
+    ),
+    (
+        foreign(setting(norm_output=False)), "norm_output", "warning",
+        "lm_head gets the normed state, but a head of SpecForge from before", "choose another head",
+    ),
+    (
+        foreign(unset("rope_theta"), setting(rope_parameters=ROPE | {"partial_rotary_factor": 0.5})),
+        "options", "error", "partial_rotary_factor=0.5: SGLang rotates", "remove the key",
+    ),
     (setting(partial_rotary_factor=0.5), "options", "error", "partial_rotary_factor=0.5: SGLang rotates", "remove the"),
     (
         setting(sliding_window=2048, layer_types=["sliding_attention"]), "options", "warning",

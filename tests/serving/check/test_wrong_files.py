@@ -29,8 +29,9 @@ YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 
 MORE: dict[str, Any] = {
     "rope_scaling": YARN, "quantization_config": {"bits": 4}, "partial_rotary_factor": 1.0, "rope_is_neox_style": True,
     "bias": False, "num_aux_hidden_states": 3, "target_hidden_size": 192, "norm_before_fc": False,
-    "norm_output": False, "fc_norm": False, "speculators_config": {"verifier": {"name_or_path": "x"}},
-    "eagle_config": {"use_aux_hidden_state": True, IDS: [1, 3, 4], "norm_before_fc": False},
+    "norm_output": False, "fc_norm": False, "parallel_drafting": False,
+    "speculators_config": {"verifier": {"name_or_path": "x"}},
+    "eagle_config": {"use_aux_hidden_state": True, IDS: [1, 3, 4], "norm_before_fc": False, "parallel_draft_step": 1},
 }  # fmt: skip
 
 

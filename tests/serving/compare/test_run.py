@@ -165,11 +165,12 @@ def test_a_head_that_was_trained_on_another_target_is_refused_by_name(run, targe
 def test_what_decoding_does_not_compute_is_said(run, folders, caplog):
     edited = Editable(folders[1])
     edited.tensors["midlayer.self_attn.q_proj.bias"] = torch.ones(1)
-    edited.config["mlp_bias"] = True
+    edited.config |= {"mlp_bias": True, "norm_output": False}
+    edited.training = None
     edited.save()
     run(folders)
     said = f"head={folders[1]} is decoded by SGLang's rules, but may have been trained by others: "
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [each.removeprefix(said).split(":")[0] for each in warnings] == [
-        "mlp_bias=true", "midlayer.self_attn.q_proj.bias is unknown",
+        "mlp_bias=true", "midlayer.self_attn.q_proj.bias is unknown", "norm_output=false",
     ]  # fmt: skip
