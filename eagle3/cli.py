@@ -1,6 +1,7 @@
 """Starts the entry scripts: errors become one line and an exit status."""
 
 import functools
+import logging
 import math
 import os
 import sys
@@ -30,6 +31,7 @@ from eagle3.messages import added_key, message_for_user, unnamed_option, wrong_o
 from eagle3.progress import close_bars, show_bars
 from eagle3.secrets import keep_secrets, public
 
+log = logging.getLogger(__name__)
 failed_jobs: list[Path] = []  # of a sweep in this process: their folders
 
 
@@ -55,6 +57,7 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
             exit_with("interrupted", interrupts.STATUS)
         except Exception as error:
             message = message_for_user(error) or added_key(error, HydraConfig.get().overrides.task)
+            log.debug("%s", type(error).__name__, exc_info=error)
             if message is None:
                 report_bug()
             if in_sweep():
