@@ -22,6 +22,7 @@ from eagle3.adapters.hydra import (
     HydraConfig,
     HydraException,
     in_sweep,
+    options_first,
     skip_list_of_groups,
 )
 from eagle3.errors import InputError, Interrupted
@@ -108,7 +109,7 @@ def start(main: Callable[[], Any]) -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # else Hydra prints a traceback and exits by itself
     try:
         HYDRA.require()
-        sys.argv[1:] = map(expand_option, sys.argv[1:])
+        sys.argv[1:] = options_first([expand_option(word) for word in sys.argv[1:]])
         skip_list_of_groups()
         failed_jobs.clear()
         main()

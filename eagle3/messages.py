@@ -9,6 +9,7 @@ import sysconfig
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 
@@ -170,7 +171,11 @@ def wrong_override(error: Exception) -> str:
 
 
 def no_option(group: str, name: str, options: Sequence[str]) -> str:
-    return f"{group}={name} is no option; take one of {', '.join(options)}{did_you_mean(name, options)}"
+    line = f"{group}={name} is no option; take one of {', '.join(options)}{did_you_mean(name, options)}"
+    for word, folder in pairwise(sys.argv):
+        if word == "--config-dir" and Path(folder, "conf", group, f"{name}.yaml").is_file():
+            return f"{line}; {folder}/conf has it: give --config-dir {shlex.quote(f'{folder}/conf')}"
+    return line
 
 
 def unnamed_option() -> str:

@@ -274,10 +274,7 @@ class SpeltWrong(Callback):
 
 
 def test_a_hook_that_lightning_does_not_know_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    run = checked_run(
-        OmegaConf.to_container(composed("train", f"+callbacks.mine={{_target_: {__name__}.SpeltWrong}}")), "train"
-    )
-    build_callbacks(run)
+    build_callbacks(check_settings(composed("train", f"+callbacks.mine={{_target_: {__name__}.SpeltWrong}}"), "train"))
     assert (
         "callback SpeltWrong: Lightning never calls on_validation_ends (did you mean on_validation_end?)" in caplog.text
     )
