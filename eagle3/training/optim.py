@@ -33,9 +33,13 @@ class AdamWCosine(OptimSettings):
         and gradients, and may divide the optimizer's work.
         """
         optimizer: Any = self.optimizer(head, by_graph, ranks)
+        name = type(self).__name__
         if not isinstance(optimizer, Optimizer):
-            name, found = type(self).__name__, type(optimizer).__name__
+            found = type(optimizer).__name__
             raise InputError(f"optim={name}: its `optimizer` returns {found}; return a torch.optim.Optimizer")
+        factor: Any = self.scale(0, total_steps)
+        if not (isinstance(factor, (int, float)) and math.isfinite(factor)):
+            raise InputError(f"optim={name}: its `scale` returns {factor} at step 0; return a factor of optim.lr")
         return optimizer, ShareLR(optimizer, self.scale, total_steps, warmup_fraction=self.warmup_fraction)
 
     def optimizer(self, head: Head, by_graph: bool = False, ranks: dist.ProcessGroup | None = None) -> Optimizer:

@@ -30,7 +30,14 @@ class Forgetful(AdamWCosine):
         AdamW([torch.nn.Parameter(torch.zeros(1))])
 
 
-def test_an_own_class_that_returns_no_optimizer_is_one_line() -> None:
+class WithoutRate(AdamWCosine):
+    def scale(self, *_: Any) -> Any:
+        return None
+
+
+def test_an_own_class_that_returns_no_optimizer_or_no_rate_is_one_line() -> None:
+    with pytest.raises(InputError, match=r"optim=WithoutRate: its `scale` returns None at step 0; return a factor"):
+        WithoutRate(lr=1.0, **SETTINGS).build(make_head(), total_steps=20)
     with pytest.raises(InputError, match=r"optim=Forgetful: its `optimizer` returns NoneType; return a torch\.optim"):
         Forgetful(lr=1.0, **SETTINGS).build(make_head(), total_steps=20)
 
