@@ -1,6 +1,7 @@
 """Starts the entry scripts: errors become one line and an exit status."""
 
 import functools
+import logging
 import math
 import os
 import sys
@@ -21,6 +22,7 @@ from eagle3.adapters.hydra import (
     HydraConfig,
     HydraException,
     in_sweep,
+    options_first,
     skip_list_of_groups,
 )
 from eagle3.errors import InputError, Interrupted
@@ -30,6 +32,7 @@ from eagle3.messages import added_key, message_for_user, unnamed_option, wrong_o
 from eagle3.progress import close_bars, show_bars
 from eagle3.secrets import keep_secrets, public
 
+log = logging.getLogger(__name__)
 failed_jobs: list[Path] = []  # of a sweep in this process: their folders
 
 
@@ -55,6 +58,7 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
             exit_with("interrupted", interrupts.STATUS)
         except Exception as error:
             message = message_for_user(error) or added_key(error, HydraConfig.get().overrides.task)
+            log.debug("%s", type(error).__name__, exc_info=error)
             if message is None:
                 report_bug()
             if in_sweep():
@@ -105,7 +109,7 @@ def start(main: Callable[[], Any]) -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # else Hydra prints a traceback and exits by itself
     try:
         HYDRA.require()
-        sys.argv[1:] = map(expand_option, sys.argv[1:])
+        sys.argv[1:] = options_first([expand_option(word) for word in sys.argv[1:]])
         skip_list_of_groups()
         failed_jobs.clear()
         main()

@@ -5,11 +5,17 @@ import json
 import re
 import shlex
 import sys
+import sysconfig
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
 
+from eagle3 import ROOT
 from eagle3.adapters.hydra import (
     UNKNOWN_DEFAULT,
     UNKNOWN_KEY,
@@ -21,7 +27,7 @@ from eagle3.adapters.hydra import (
     message_of,
     unknown_class,
 )
-from eagle3.errors import InputError, install_command
+from eagle3.errors import InputError, first_line, install_command
 from eagle3.hydra_run import CONF
 from eagle3.settings import check
 from eagle3.settings.check import free_groups
@@ -43,6 +49,9 @@ PATHS = {
     "data": "a feature store",
 }
 NOBODY = re.compile(r"Could not determine home directory|getpwuid\(\): uid not found")  # pathlib's words, and pwd's
+PACKAGE = Path(__file__).parent
+SCRIPTS = tuple(ROOT / f"{name}.py" for name in ("precompute", "train", "serve"))
+LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 WRONG_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
@@ -78,7 +87,48 @@ def message_for_user(error: Exception) -> str | None:
         return f"{unknown}: no class or function of that name; give one as module.Class"
     if type(error).__module__.partition(".")[0] == "wandb":
         return f"W&B: {error}; run `wandb login`, or take logger.wandb.offline=true, which needs no account"
-    return str(error) if isinstance(error, FileNotFoundError) else None
+    return str(error) if isinstance(error, FileNotFoundError) else in_own_code(error)
+
+
+def in_own_code(error: BaseException) -> str | None:
+    """Return the line for an exception that code of the user's own raised, e.g. a callback; None for another.
+
+    What a library raises is the fault of its caller: the innermost frame outside libraries decides."""
+    while error.__cause__ is not None:  # Hydra's exception around that of a class that it was to build
+        error = error.__cause__
+    frames = [(each, _is_ours(each.filename)) for each in traceback.extract_tb(error.__traceback__)]
+    place, ours = next(
+        (each for each in reversed(frames) if each[1] or not _is_library(each[0].filename)), (None, True)
+    )
+    where = _module_called(error) if place is None or ours else f"{place.filename} line {place.lineno}, in {place.name}"
+    if where is None:
+        return None
+    return (
+        f"{where}: {type(error).__name__}: {first_line(error)}; this is code of your own: correct it "
+        f"(hydra.verbose=true shows the traceback)"
+    )
+
+
+def _module_called(error: BaseException) -> str | None:
+    """Return the file of the user's own function that does not take the arguments with which it is called."""
+    called = re.match(r"(\w+(\.\w+)*)\(\) (takes|missing|got) ", str(error))
+    if not isinstance(error, TypeError) or called is None:
+        return None
+    for module in [*sys.modules.values()]:
+        file = getattr(module, "__file__", None)
+        if file and Path(file).is_absolute() and not _is_ours(file) and not _is_library(file):
+            with suppress(AttributeError):
+                attrgetter(called[1])(module)
+                return file
+    return None
+
+
+def _is_ours(file: str) -> bool:
+    return PACKAGE in Path(file).parents or Path(file) in SCRIPTS
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(("<", *LIBRARIES))  # "<": code without a file, such as a dataclass's __init__
 
 
 def added_key(error: Exception, overrides: Sequence[str]) -> str | None:
@@ -121,7 +171,11 @@ def wrong_override(error: Exception) -> str:
 
 
 def no_option(group: str, name: str, options: Sequence[str]) -> str:
-    return f"{group}={name} is no option; take one of {', '.join(options)}{did_you_mean(name, options)}"
+    line = f"{group}={name} is no option; take one of {', '.join(options)}{did_you_mean(name, options)}"
+    for word, folder in pairwise(sys.argv):
+        if word == "--config-dir" and Path(folder, "conf", group, f"{name}.yaml").is_file():
+            return f"{line}; {folder}/conf has it: give --config-dir {shlex.quote(f'{folder}/conf')}"
+    return line
 
 
 def unnamed_option() -> str:

@@ -20,6 +20,7 @@ import pytest
 import torch
 import wandb
 from hydra.errors import ConfigCompositionException
+from lightning.pytorch.callbacks import Callback
 from object_stores import http_server, send
 from omegaconf import OmegaConf
 from scripts import call_script, composed, run_script, start_script
@@ -29,9 +30,12 @@ from eagle3 import cli
 from eagle3.commands.serve import DO
 from eagle3.errors import InputError
 from eagle3.features.index import index_name
+from eagle3.features.loss_mask import AllTurns
 from eagle3.features.store import FeatureStore
+from eagle3.head.divergence import PlainDivergence
 from eagle3.hydra_run import job_name
 from eagle3.messages import message_for_user, wrong_override
+from eagle3.settings.nearest import did_you_mean
 from eagle3.settings.parts import Part
 from eagle3.settings.serving import ACTIONS
 from eagle3.settings.types import validated
@@ -326,6 +330,55 @@ def test_after_a_full_disk_a_training_is_resumed() -> None:
 def test_an_error_of_the_machine_is_one_line(error: Exception, advice: str) -> None:
     line = message_for_user(error)
     assert line is not None and advice in line and "\n" not in line
+
+
+def one_argument(logits: torch.Tensor) -> torch.Tensor:
+    return logits @ torch.ones(9)
+
+
+def line_of(call: Callable[[], Any]) -> str | None:
+    with pytest.raises((TypeError, RuntimeError, AttributeError)) as raised:
+        call()
+    return message_for_user(raised.value)
+
+
+def test_an_exception_of_the_users_own_code_is_one_line_with_its_place_and_a_fault_of_ours_none() -> None:
+    two = torch.zeros(2)
+    by_a_library, ours = line_of(lambda: one_argument(two)), line_of(lambda: did_you_mean(None, [None]))  # type: ignore
+    own = PlainDivergence(function=f"{__name__}.one_argument")
+    wrong_signature = line_of(lambda: own.value(two, two, two))
+    assert by_a_library is not None and wrong_signature is not None and ours is None
+    place = f"{__file__} line {one_argument.__code__.co_firstlineno + 1}, in one_argument: RuntimeError: "
+    assert by_a_library.startswith(place) and by_a_library.endswith(
+        "correct it (hydra.verbose=true shows the traceback)"
+    )
+    assert wrong_signature.startswith(f"{__file__}: TypeError: one_argument() takes 1 positional argument but 2 were")
+
+
+class RefusesItself(AllTurns):
+    def __init__(self) -> None:
+        raise InputError("loss_mask refuses itself")
+
+
+NEEDS_A_NUMBER = f"{{_target_: {__name__}.NeedsANumber}}"
+
+
+class NeedsANumber(Callback):
+    def __init__(self, *, number: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (f"loss_mask._target_={__name__}.RefusesItself", "error: loss_mask refuses itself"),
+        (f"+callbacks.mine={NEEDS_A_NUMBER}",
+         f"error: callbacks.mine._target_={__name__}.NeedsANumber cannot be built (missing a required argument"),
+        (f"+callbacks.mine={{_target_: {__name__}.World, root: x}}",
+         f"error: callbacks.mine._target_={__name__}.World must be derived from lightning.pytorch.callbacks"),
+    ],
+)  # fmt: skip
+def test_classes_of_the_users_own_are_built_before_a_store_is_read(fails: Fails, override: str, line: str) -> None:
+    assert fails("train", "data.path=NOWHERE", override).startswith(line)
 
 
 def test_ctrl_c_before_the_first_step_is_one_line(

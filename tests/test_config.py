@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from scripts import composed
 from stores import CONF, random_samples, write_store
 
-from eagle3.commands.train import build_loggers, build_trainer, build_training
+from eagle3.commands.train import build_callbacks, build_loggers, build_trainer, build_training
 from eagle3.compose import compose_run
 from eagle3.settings.training import TrainRun
 from eagle3.target.model import load_target
@@ -93,12 +93,12 @@ def test_every_part_of_a_training_can_be_built(store: Path, tmp_path: Path) -> N
         assert module.ttt_steps == run.ttt_steps
         assert all(callback.build() is not None for callback in run.chosen_callbacks.values())
         assert all(logger is not None for logger in build_loggers(run, 0))
-        assert build_trainer(run, []) is not None
+        assert build_trainer(run, [], build_callbacks(run)) is not None
 
 
 def test_without_our_progress_bar_there_is_none(tmp_path: Path) -> None:
     runs = (compose_run("train", f"run_dir={tmp_path}", *without) for without in ([], ["callbacks.progress=null"]))
-    ours, none = (build_trainer(run, []).progress_bar_callback for run in runs)
+    ours, none = (build_trainer(run, [], build_callbacks(run)).progress_bar_callback for run in runs)
     assert type(ours) is RunProgress and none is None
 
 

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -139,6 +140,15 @@ def refused(script: str, override: str, monkeypatch: pytest.MonkeyPatch) -> str:
     with pytest.raises(HydraException) as error:
         composed(script, override)
     return wrong_override(error.value)
+
+
+def test_a_config_dir_that_is_one_folder_too_high_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "conf" / "loss").mkdir(parents=True)
+    (tmp_path / "conf" / "loss" / "early.yaml").touch()
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(tmp_path), "loss=early"])
+    with pytest.raises(HydraException) as error:
+        composed("train", "loss=early")
+    assert wrong_override(error.value).endswith(f"{tmp_path}/conf has it: give --config-dir {tmp_path}/conf")
 
 
 def test_the_name_of_a_model_finds_its_option_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ def test_keys_that_a_page_names_exist() -> None:
 
 
 def is_key(key: str, value: str, configs: list[Any]) -> bool:
-    if key in ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir"):  # Hydra's own
+    if key in ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.verbose"):  # Hydra's own
         return True
     if key.startswith("hydra."):
         Plugins.instance()  # registers what each plugin takes

@@ -11,11 +11,12 @@ import pytest
 import scripts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import DictConfig, OmegaConf
 from stores import CONF
 
-from eagle3.commands.train import build_trainer
+from eagle3.commands.train import build_callbacks, build_trainer
 from eagle3.errors import InputError
 from eagle3.head.divergence import CrossEntropyTv
 from eagle3.head.loss import UnrollLoss
@@ -198,7 +199,7 @@ def test_what_a_library_or_a_users_own_part_takes_can_be_added(override: str) ->
 class AnyLoss:
     """A user's own part, which has no schema: its signature says what it takes."""
 
-    def __init__(self, *, decay: float, normalize: str) -> None: ...
+    def __init__(self, *, decay: float, normalize: str, first: int = None) -> None: ...  # type: ignore[assignment]  # noqa: RUF013
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +256,30 @@ def test_a_class_derived_from_one_of_ours_keeps_the_ranges_of_its_keys(
     assert line in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [("loss.decay=fast", "loss.decay=fast must be a number"), ("loss.normalize=3", "loss.normalize=3 must be a text"),
+     ("+loss.first=0.5", "loss.first=0.5 must be a whole number")],
+)  # fmt: skip
+def test_a_key_of_an_own_class_has_the_plain_type_of_its_signature(override: str, line: str) -> None:
+    own = f"loss._target_={__name__}.AnyLoss"
+    check_settings(composed("train", own, "+loss.first=null"), "train")  # null where that is the default
+    with pytest.raises(InputError) as refused:
+        check_settings(composed("train", own, override), "train")
+    assert line in str(refused.value)
+
+
+class SpeltWrong(Callback):
+    def on_validation_ends(self, *_: Any) -> None: ...
+
+
+def test_a_hook_that_lightning_does_not_know_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    build_callbacks(check_settings(composed("train", f"+callbacks.mine={{_target_: {__name__}.SpeltWrong}}"), "train"))
+    assert (
+        "callback SpeltWrong: Lightning never calls on_validation_ends (did you mean on_validation_end?)" in caplog.text
+    )
+
+
 def test_an_own_part_is_derived_from_the_class_that_its_group_needs() -> None:
     part = Part(f"{__name__}.AnyLoss", {"decay": 1.0, "normalize": "token"})
     with pytest.raises(InputError, match=r"AnyLoss must be derived from eagle3\.head\.loss\.UnrollLoss$"):
@@ -281,7 +306,7 @@ def test_what_is_taken_can_be_built(number: int, value: Any) -> None:
         for part in (run.optim, run.loss, run.kernels):
             part.build()
         try:
-            assert build_trainer(run, []).callbacks
+            assert build_trainer(run, [], build_callbacks(run)).callbacks
         except InputError as error:
             assert str(error).startswith("trainer."), error
 

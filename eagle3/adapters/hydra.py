@@ -33,6 +33,7 @@ HYDRA = Library(
         "hydra.experimental.callback:Callback.on_job_start(config)",
         "hydra.experimental.callback:Callback.on_multirun_start(config)",
         "hydra.experimental.callback:Callback.on_multirun_end(config)",
+        "hydra._internal.utils:get_args_parser",
         "hydra._internal.hydra:Hydra.format_config_groups(predicate)",
         "hydra._internal.hydra:ConfigLoaderImpl.load_configuration(overrides)",
         "hydra._internal.hydra:ConfigLoaderImpl.load_configuration(validate_sweep_overrides)",
@@ -43,6 +44,7 @@ HYDRA = Library(
 try:
     from hydra._internal import hydra as hydra_internals
     from hydra._internal.hydra import Hydra
+    from hydra._internal.utils import get_args_parser
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -59,6 +61,15 @@ def skip_list_of_groups() -> None:
     """Do not let `--help` read all groups, which takes Hydra seconds: our help page shows those of the command."""
     if "--hydra-help" not in sys.argv:
         Hydra.format_config_groups = lambda *_, **__: ""  # type: ignore[method-assign]
+
+
+def options_first(words: list[str]) -> list[str]:
+    """Return the command line with its keys last: Hydra's parser refuses keys on both sides of an option."""
+    keys = get_args_parser().parse_intermixed_args(words).overrides
+    options = list(words)
+    for key in keys:
+        options.remove(key)
+    return [*options, *keys]
 
 
 class ConfigLoader(hydra_internals.ConfigLoaderImpl):  # type: ignore[misc]

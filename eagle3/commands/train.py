@@ -40,12 +40,14 @@ from eagle3.home import pasted
 from eagle3.hydra_run import CONF, in_own_process, output_dir
 from eagle3.progress import duration
 from eagle3.provenance import provenance
+from eagle3.settings.nearest import did_you_mean
 from eagle3.settings.parts import plain
 from eagle3.settings.training import DataSettings, TrainRun
 from eagle3.storage.lock import hold
 from eagle3.storage.records import read_sealed_json, write_sealed_json
 from eagle3.training.loggers import EXTRAS, close, log_lineage, log_settings
 from eagle3.training.module import HeadTraining
+from eagle3.training.optim import AdamWCosine
 from eagle3.training.resume import (
     RunCheckpoints,
     decisive_settings,
@@ -88,6 +90,7 @@ def train_alone(run: TrainRun, checkpoints: RunCheckpoints, watching: Sequence[C
         run = live.with_choices(run)
     lightning.seed_everything(run.seed, verbose=False)
     torch.set_float32_matmul_precision(run.matmul_precision)
+    callbacks = [*build_callbacks(run), *watching]  # a class of the user's own may refuse its keys
     resumed = read_resumed(run.ckpt_path)
     data, module = build_training(run, resumed.record.origin if resumed else None, held)
     if resumed:
@@ -96,7 +99,7 @@ def train_alone(run: TrainRun, checkpoints: RunCheckpoints, watching: Sequence[C
     resume_step = resumed.global_step if resumed else None
     claimed = checkpoints.claim()
     loggers = build_loggers(run, resume_step or 0)
-    trainer = build_trainer(run, loggers, watching)
+    trainer = build_trainer(run, loggers, callbacks)
     trainer.strategy.checkpoint_io.claimed = claimed  # type: ignore[attr-defined]
     (checkpoints.run_dir / "result.json").unlink(missing_ok=True)  # of the part that is resumed
     if resumed and not isinstance(trainer.strategy, ModelParallelStrategy):  # which takes the file apart itself
@@ -161,6 +164,9 @@ def build_training(
 ) -> tuple[FeatureData, HeadTraining]:
     """Build what is trained on and what is trained; `resumed` is what a resumed training began with, and `held` ends
     what makes features while training."""
+    # First: classes of the user's own refuse their keys before a store is read.
+    loss, optim = run.loss.build_kind("loss", UnrollLoss), run.optim.build_kind("optim", AdamWCosine)
+    loss_mask = run.loss_mask.build_kind("loss_mask", AllTurns)
     if run.live:
         assert held is not None
         source: FeatureSource = live.open_live(run, resumed, held)
@@ -169,9 +175,9 @@ def build_training(
     start = read_start(run.init_from, source) if run.init_from else None
     head = run.model.build(source=source, start=start) if start else run.model.build(source=source)
     kind_named(head.kind).require_steps(head.config, run.ttt_steps, setting="ttt_steps")
-    data = build_data(run, source, head)
+    data = build_data(run, source, head, loss_mask)
     data.setup("fit")  # before there is a trainer: what is wrong with the data is found before anything is written
-    return data, build_module(run, head, data, start)
+    return data, build_module(run, head, data, start, loss, optim)
 
 
 def open_features(data: DataSettings, resumed: Origin | None) -> FeatureSource:
@@ -182,19 +188,21 @@ def open_features(data: DataSettings, resumed: Origin | None) -> FeatureSource:
     return opened(data.path, cache_dir=data.cache_dir, cache_gb=data.cache_gb)
 
 
-def build_data(run: TrainRun, source: FeatureSource, head: Head) -> FeatureData:
+def build_data(run: TrainRun, source: FeatureSource, head: Head, loss_mask: AllTurns) -> FeatureData:
     rules = run.data.read(SampleFilter)
     return run.data.build(
         leave_out=["path", "source", "cache_dir", "cache_gb", *vars(rules)],
         source=source,
         rules=rules,
         prepare=partial(kind_named(head.kind).prepare, ttt_steps=run.ttt_steps),
-        loss_mask=run.loss_mask.build_kind("loss_mask", AllTurns),
+        loss_mask=loss_mask,
         seed=run.seed,
     )
 
 
-def build_module(run: TrainRun, head: Head, data: FeatureData, start: StartHead | None) -> HeadTraining:
+def build_module(
+    run: TrainRun, head: Head, data: FeatureData, start: StartHead | None, loss: UnrollLoss, optim: AdamWCosine
+) -> HeadTraining:
     embedding, lm_head = data.source.target_weights()
     counts = data.source.answer_counts
     settings = decisive_settings(plain(run)) | {"model.train_lm_head": head.lm_head.weight.requires_grad}
@@ -209,8 +217,8 @@ def build_module(run: TrainRun, head: Head, data: FeatureData, start: StartHead 
     )
     return HeadTraining(
         head=head,
-        loss=run.loss.build_kind("loss", UnrollLoss),
-        optim=run.optim.build(),
+        loss=loss,
+        optim=optim,
         ttt_steps=run.ttt_steps,
         kernels=run.kernels.build(),
         embedding=embedding,
@@ -228,15 +236,25 @@ def build_loggers(run: TrainRun, resume_step: int) -> list[Logger]:
     # Lines of later steps are those of a part that is trained again: metrics.csv leaves them out.
     of_csv = {"resume_step": resume_step, "copies": run.checkpoint_copies}
     given: dict[str, dict[str, Any]] = {"csv": of_csv}
-    return [logger.build(**given.get(name, {})) for name, logger in run.logger.items()]
+    base: Any = Logger  # abstract
+    return [part.build_kind(f"logger.{name}", base, **given.get(name, {})) for name, part in run.logger.items()]
 
 
-def build_trainer(run: TrainRun, loggers: list[Logger], watching: Sequence[Callback] = ()) -> lightning.Trainer:
+def build_callbacks(run: TrainRun) -> list[Callback]:
+    callbacks = [part.build_kind(f"callbacks.{name}", Callback) for name, part in run.chosen_callbacks.items()]
+    for each in callbacks:
+        for name in vars(type(each)):
+            if name.startswith("on_") and not hasattr(Callback, name):
+                nearest = did_you_mean(name, dir(Callback))
+                log.warning("callback %s: Lightning never calls %s%s", type(each).__name__, name, nearest)
+    return callbacks
+
+
+def build_trainer(run: TrainRun, loggers: list[Logger], callbacks: list[Callback]) -> lightning.Trainer:
     part, settings = run.trainer, run.trainer.keys
     if settings["strategy"] == "auto" and trains_on_several(settings):
         ddp: Any = OmegaConf.to_container(OmegaConf.load(Path(CONF) / "trainer" / "ddp.yaml"))
         part = part.with_keys(strategy=ddp["strategy"])
-    callbacks = [*(callback.build() for callback in run.chosen_callbacks.values()), *watching]
     # With callbacks.progress=null Lightning would add its own bar, for which the host waits for the GPU in every step.
     bar = settings["enable_progress_bar"] and any(isinstance(each, ProgressBar) for each in callbacks)
     try:

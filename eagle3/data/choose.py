@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from eagle3.data.mix import SampleFilter
@@ -74,8 +75,9 @@ def choose_samples(
 
 def _masked(sample: Sample, loss_mask: AllTurns) -> Sample:
     turns = loss_mask(sample)
-    if not isinstance(turns, Tensor) or turns.shape != sample.turns.shape:
-        returned = f"shape {list(turns.shape)}" if isinstance(turns, Tensor) else type(turns).__name__
+    whole_numbers = isinstance(turns, Tensor) and not (turns.is_floating_point() or turns.dtype == torch.bool)
+    if not whole_numbers or turns.shape != sample.turns.shape:
+        returned = f"{turns.dtype} {list(turns.shape)}" if isinstance(turns, Tensor) else type(turns).__name__
         raise InputError(
             f"loss_mask={type(loss_mask).__name__} returns {returned} for sample {sample.id}, which has "
             f"{len(sample.turns)} tokens; return a tensor like sample.turns, with some tokens set to 0"

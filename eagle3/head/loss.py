@@ -8,7 +8,7 @@ Shapes: R anchors, J positions with a teacher, H hidden size, D draft vocabulary
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from jaxtyping import Bool, Float, Int, Num
@@ -122,14 +122,20 @@ class UnrollLoss(LossSettings):
 
     def weights(self, batch: TttBatch, ttt_steps: int, dtype: torch.dtype) -> Float[Tensor, "K R"]:
         step = torch.arange(ttt_steps, device=batch.anchors.device, dtype=dtype)
-        return self.anchor_weights(batch, dtype) * torch.pow(self.decay, step)[:, None]
+        weights: Any = self.anchor_weights(batch, dtype)
+        if not isinstance(weights, Tensor):
+            found = type(weights).__name__
+            raise InputError(f"loss={type(self).__name__}: its `anchor_weights` returns {found}; return a tensor (R,)")
+        return weights * torch.pow(self.decay, step)[:, None]
 
     def weights_of(self, batch: TttBatch, ttt_steps: int, dtype: torch.dtype) -> Float[Tensor, "K R"]:
         """Return `weights`, of which a subclass may have its own, after a look at the shape."""
-        weights, shape = self.weights(batch, ttt_steps, dtype), (ttt_steps, len(batch.anchors))
-        if weights.shape != shape:
+        weights: Any = self.weights(batch, ttt_steps, dtype)
+        shape = [ttt_steps, len(batch.anchors)]
+        found = list(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+        if found != shape:
             raise InputError(
-                f"loss={type(self).__name__}: its weights have the shape {list(weights.shape)}, not {list(shape)}; "
+                f"loss={type(self).__name__}: its weights have the shape {found}, not {shape}; "
                 f"return (K steps, R anchors) from `weights`, and (R,) from `anchor_weights`"
             )
         return weights

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
@@ -34,7 +34,7 @@ class Part:
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(_checked, handler(dict[Any, Any]))
 
-    def build(self, *, leave_out: Sequence[str] = (), **given: Any) -> Any:
+    def build(self, *, leave_out: Sequence[str] = (), group: str = "", **given: Any) -> Any:
         """Instantiate the part with its keys, except those to `leave_out`, and with what only the program knows.
 
         The call itself is ours, not Hydra's: `given` stay the objects they are, and errors keep their type."""
@@ -48,13 +48,15 @@ class Part:
         try:
             inspect.signature(made).bind(**given)
         except TypeError as error:
-            raise InputError(f"_target_={self.target} cannot be built ({error}); correct its keys") from None
+            name = f"{group}._target_".removeprefix(".")
+            raise InputError(f"{name}={self.target} cannot be built ({error}); correct its keys") from None
         return made(**given)
 
-    def build_kind(self, group: str, base: type[Built]) -> Built:
-        """Build a part whose class may be the user's own, and must be derived from one of ours."""
-        made = self.build()
-        if not isinstance(made, base):
+    def build_kind(self, group: str, base: type[Built], **given: Any) -> Built:
+        """Build a part whose class may be the user's own, and must be derived from `base`."""
+        found = locate(self.target)
+        derived = issubclass(found, base) if isinstance(found, type) else True  # of a function only its result shows it
+        if not derived or not isinstance(made := self.build(group=group, **given), base):
             raise InputError(f"{group}._target_={self.target} must be derived from {base.__module__}.{base.__name__}")
         return made
 
@@ -168,6 +170,17 @@ def imported(path: str, key: str) -> Any:
     return found
 
 
+def _validate_plain(parameters: Iterable[inspect.Parameter], keys: dict[Any, Any]) -> None:
+    """Check the keys whose annotation is a plain type; None passes where it is the default."""
+    types = {
+        each.name: kind
+        for each in parameters
+        for kind in (bool, int, float, str)
+        if each.annotation in (kind, kind.__name__) and not (keys.get(each.name) is each.default is None)
+    }
+    validated(with_config(OPEN)(TypedDict("Arguments", types, total=False)), keys)  # type: ignore[operator]
+
+
 def _require_taken(target: str, keys: dict[Any, Any]) -> Any:
     """Import what `_target_` names, and return it if it takes these keys."""
     try:
@@ -180,6 +193,7 @@ def _require_taken(target: str, keys: dict[Any, Any]) -> Any:
             raise KeyboardInterrupt from None
         rule = f"names no class or function that can be imported ({first_line(error)})"
         raise fault("_target_", value=target, rule=rule) from None
+    _validate_plain(parameters.values(), keys)
     others = {key: value for key, value in keys.items() if key not in parameters}
     rest = [parameter.annotation for parameter in parameters.values() if parameter.kind is parameter.VAR_KEYWORD]
     for schema in get_args(rest[0]) if rest else ():  # **settings: Unpack[schema], inherited from a class of ours

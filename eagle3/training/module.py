@@ -301,9 +301,11 @@ class HeadTraining(lightning.LightningModule):
     def _require_finite(self, name: str, value: Float[Tensor, ""]) -> None:
         """Raise InputError if the training has diverged; the value is the same on all ranks."""
         if not math.isfinite(value):
+            loss = type(self.loss)
+            own = "" if loss.__module__.startswith("eagle3.") else f", or correct loss={loss.__name__}"
             raise InputError(
                 f"{name}={float(value)} at step {self.trainer.global_step}: the training has diverged, and its "
-                f"checkpoints are older than that; start again with a lower optim.lr or trainer.gradient_clip_val"
+                f"checkpoints are older than that; start again with a lower optim.lr or trainer.gradient_clip_val{own}"
             )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
+from eagle3.errors import InputError
 from eagle3.head.head import Head
 from eagle3.settings.training import OptimSettings
 from eagle3.training.muon import DividedMuon, PortableMuon, RecordedMuon
@@ -31,7 +32,14 @@ class AdamWCosine(OptimSettings):
         `by_graph`: whether a CUDA graph may launch the optimizer's kernels; `ranks`: ranks that have the same weights
         and gradients, and may divide the optimizer's work.
         """
-        optimizer = self.optimizer(head, by_graph, ranks)
+        optimizer: Any = self.optimizer(head, by_graph, ranks)
+        name = type(self).__name__
+        if not isinstance(optimizer, Optimizer):
+            found = type(optimizer).__name__
+            raise InputError(f"optim={name}: its `optimizer` returns {found}; return a torch.optim.Optimizer")
+        factor: Any = self.scale(0, total_steps)
+        if not (isinstance(factor, (int, float)) and math.isfinite(factor)):
+            raise InputError(f"optim={name}: its `scale` returns {factor} at step 0; return a factor of optim.lr")
         return optimizer, ShareLR(optimizer, self.scale, total_steps, warmup_fraction=self.warmup_fraction)
 
     def optimizer(self, head: Head, by_graph: bool = False, ranks: dist.ProcessGroup | None = None) -> Optimizer:

@@ -8,10 +8,11 @@ import hydra
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
+from hydra._internal.utils import get_args_parser
 from hydra.utils import instantiate
 
 from eagle3 import cli
-from eagle3.adapters.hydra import HYDRA, InstantiationException, skip_list_of_groups, unknown_class
+from eagle3.adapters.hydra import HYDRA, InstantiationException, options_first, skip_list_of_groups, unknown_class
 from eagle3.hydra_run import CONF
 
 
@@ -31,6 +32,14 @@ def test_a_target_that_names_nothing_is_found_in_the_error() -> None:
         instantiate({"_target_": "eagle3.no_such_module.Class"})
     assert "eagle3.no_such_module.Class" in str(unknown_class(raised.value))
     assert unknown_class(ValueError(str(raised.value))) is None
+
+
+@pytest.mark.parametrize(
+    "words", [["a=1", "--config-dir", "team/conf", "b=2"], ["a=1", "-m", "b=2", "--config-dir", "team/conf"]]
+)
+def test_keys_may_be_on_both_sides_of_an_option(words: list[str]) -> None:
+    given = get_args_parser().parse_args(options_first(words))
+    assert (given.overrides, given.config_dir, given.multirun) == (["a=1", "b=2"], "team/conf", "-m" in words)
 
 
 @pytest.mark.parametrize(("flag", "listed"), [("--help", False), ("--hydra-help", True)])

@@ -10,7 +10,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Metada
 
 from eagle3.adapters import lightning as adapter
 from eagle3.adapters.lightning import LIGHTNING, reload_train_loader, skip_needless_moves, unfinished_epoch
-from eagle3.commands.train import build_trainer
+from eagle3.commands.train import build_callbacks, build_trainer
 from eagle3.compose import compose_run
 from eagle3.errors import InputError
 
@@ -28,7 +28,7 @@ def test_a_part_that_is_gone_is_one_line_before_a_training_starts(
     monkeypatch.setattr(adapter, "LIGHTNING", replace(LIGHTNING, parts=("lightning:no_such_part",)))
     run = compose_run("train", "data.path=x", f"run_dir={tmp_path}")
     with pytest.raises(InputError, match=r"lightning .* has no lightning:no_such_part; lightning 2\.6\.4 to 2\.6 is"):
-        build_trainer(run, [])
+        build_trainer(run, [], build_callbacks(run))
 
 
 def test_the_training_loader_is_asked_for_again(trainer: lightning.Trainer) -> None:

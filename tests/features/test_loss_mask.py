@@ -128,7 +128,11 @@ def test_a_mask_may_only_mark_tokens_with_a_teacher(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("returned", "said"),
-    [(lambda turns: turns[1:], r"returns shape \[\d+\]"), (lambda turns: None, "returns NoneType")],
+    [
+        (lambda turns: turns[1:], r"returns torch\.int64 \[\d+\]"),
+        (lambda turns: turns > 0, r"returns torch\.bool \[\d+\]"),
+        (lambda turns: None, "returns NoneType"),
+    ],
 )
 def test_a_mask_that_returns_no_turns_of_the_sample_is_one_line(
     returned: Callable[[torch.Tensor], Any], said: str, tmp_path: Path

@@ -95,6 +95,17 @@ def test_weights_of_another_shape_are_one_line(
         objective(head, outputs, TEACHER_HEAD, batch, compute)
 
 
+@pytest.mark.parametrize(
+    ("part", "said"), [("weights", "its weights have the shape NoneType"), ("anchor_weights", "returns NoneType")]
+)
+def test_weights_that_are_no_tensor_are_one_line(part: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UnrollLoss, part, lambda *_: None)
+    with pytest.raises(InputError, match=rf"^loss=UnrollLoss: .*{said}"):
+        UnrollLoss(decay=DECAY, normalize="token").weights_of(
+            ttt_batch(ragged_samples(), ttt_steps=STEPS), STEPS, torch.float32
+        )
+
+
 def test_under_autocast_close_teacher_tokens_are_not_blurred() -> None:
     head, batch = make_head().requires_grad_(False), ttt_batch(ragged_samples(), ttt_steps=STEPS)
     sharp = 100 * TEACHER_HEAD.float()  # in bfloat16 its logits would be off by ones

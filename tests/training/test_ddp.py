@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing import start_processes
 from training_runs import CountPerStep, Recorder
 
-from eagle3.commands.train import build_trainer, build_training
+from eagle3.commands.train import build_callbacks, build_trainer, build_training
 from eagle3.compose import compose_run
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.pack import Pack
@@ -125,7 +125,7 @@ def train_case(run: TrainRun, rank: int, first: TrainRun | None) -> dict[str, An
 
 def fit(run: TrainRun, *callbacks: lightning.Callback) -> lightning.Trainer:
     data, module = parts(run)
-    trainer = build_trainer(run, [])
+    trainer = build_trainer(run, [], build_callbacks(run))
     trainer.callbacks += callbacks
     trainer.fit(module, datamodule=data, ckpt_path=run.ckpt_path, weights_only=True)
     return trainer

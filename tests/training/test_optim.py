@@ -3,12 +3,14 @@
 import math
 from copy import deepcopy
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from heads import make_head
 from torch.optim import AdamW, Optimizer
 
+from eagle3.errors import InputError
 from eagle3.head.draft_head import DraftHead
 from eagle3.training.muon import PortableMuon, divided
 from eagle3.training.optim import AdamWCosine, MuonCosine
@@ -21,6 +23,23 @@ SETTINGS = {
     "final_lr_fraction": 0.25,
 }
 MUON = MuonCosine(lr=3e-3, **SETTINGS)
+
+
+class Forgetful(AdamWCosine):
+    def optimizer(self, *_: Any) -> Any:
+        AdamW([torch.nn.Parameter(torch.zeros(1))])
+
+
+class WithoutRate(AdamWCosine):
+    def scale(self, *_: Any) -> Any:
+        return None
+
+
+def test_an_own_class_that_returns_no_optimizer_or_no_rate_is_one_line() -> None:
+    with pytest.raises(InputError, match=r"optim=WithoutRate: its `scale` returns None at step 0; return a factor"):
+        WithoutRate(lr=1.0, **SETTINGS).build(make_head(), total_steps=20)
+    with pytest.raises(InputError, match=r"optim=Forgetful: its `optimizer` returns NoneType; return a torch\.optim"):
+        Forgetful(lr=1.0, **SETTINGS).build(make_head(), total_steps=20)
 
 
 @pytest.mark.parametrize("optim", [AdamWCosine(lr=2.0, **SETTINGS), MuonCosine(lr=2.0, **SETTINGS)])

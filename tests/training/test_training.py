@@ -34,6 +34,12 @@ class OtherLoss(UnrollLoss):
     """Another objective, by its name alone."""
 
 
+class NanLoss(UnrollLoss):
+    def __call__(self, *parts: Any) -> Any:
+        loss, metrics = super().__call__(*parts)
+        return loss * torch.nan, metrics
+
+
 class WithoutSlopes(OfLogProbabilities):
     """A divergence of which only the value is known."""
 
@@ -305,6 +311,12 @@ class Diverges(lightning.Callback):
             weight.register_hook(lambda gradient: gradient * torch.inf)
         elif batch_idx == self.after:
             weight.data[0, 0] = torch.nan
+
+
+def test_an_own_loss_that_is_nan_is_named(train: Start) -> None:
+    run = train("run", f"loss._target_={__name__}.NanLoss")
+    with pytest.raises(InputError, match=r"the training has diverged.* a lower optim\.lr .*, or correct loss=NanLoss$"):
+        run.fit()
 
 
 SELDOM = ["data.pack_tokens=24", "trainer.log_every_n_steps=10", "callbacks.last.every_n_steps=0"]
