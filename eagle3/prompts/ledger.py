@@ -191,6 +191,7 @@ ADVICE = {
     "without them: '+prompts.fields.attachments=[]'",
     r"(row|turn) with \S+$": "the question is about it or follows it; '+prompts.fields.attachments=[]' asks without it",
     "row with a file": "these rows are about it; '+prompts.fields.attachments=[]' asks them without it",
+    "content with parts": "give rows of text: prompts have no images, sounds or documents",
     "text of an answer": "give the file of the questions, or name their column: '+prompts.fields.prompt=COLUMN'",
     r"\S+ holds something other": "write each turn as an object with a role and a content",
     "": "give rows with messages or prompts, or change what refuses these (conf/prompts)",

@@ -96,6 +96,8 @@ def test_a_failing_run_leaves_the_earlier_prompts_whole(prepare, tmp_path):
         ([{"instruction": "a", "instances": [{"input": "b"}]}], {}, r"row with instances: 1\); write each instance"),
         ([{"question": "a", "api_list": [{"api_name": "f", "required_parameters": []}]}], {},
          r"\(api_list: 1\)\); call the column api_list tools and set prompts\.tools=keep"),
+        ([{"messages": [{"role": "user", "content": [{"type": "image"}]}]}], {},
+         r"content with parts other than text: 1\); give rows of text"),
         ([{"answer_id": 1, "text": "a"}], {}, r"text of an answer, .*: 1\); give the file of the questions"),
         ([{"question": [users("a")]}] * 2, {}, r"question holds something other than turns: 2\); write each turn as"),
         ([{"messages": [{"role": "Kundin", "content": "a"}]}], {},
