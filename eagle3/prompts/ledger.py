@@ -186,8 +186,14 @@ ADVICE = {
     "pandas.read_csv(FILE).to_json('rows.jsonl', orient='records', lines=True)",
     rf"tool turn|row with (\S+\.)?({'|'.join(TOOL_COLUMNS)})$": "prompts.tools=keep reads tools, calls and results "
     "(docs/how-to/data.md)",
-    r"row with \S+$": "the question is about it or follows it; '+prompts.fields.attachments=[]' asks without it",
+    "row with instances": "write each instance as a row of its own, with the columns instruction and input",
+    "row with tools under": "call the column NAME tools and set prompts.tools=keep (docs/how-to/data.md), or ask "
+    "without them: '+prompts.fields.attachments=[]'",
+    r"(row|turn) with \S+$": "the question is about it or follows it; '+prompts.fields.attachments=[]' asks without it",
     "row with a file": "these rows are about it; '+prompts.fields.attachments=[]' asks them without it",
+    "content with parts": "give rows of text: prompts have no images, sounds or documents",
+    "text of an answer": "give the file of the questions, or name their column: '+prompts.fields.prompt=COLUMN'",
+    r"\S+ holds something other": "write each turn as an object with a role and a content",
     "": "give rows with messages or prompts, or change what refuses these (conf/prompts)",
 }
 

@@ -41,7 +41,7 @@ from eagle3.storage.records import write_sealed_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 16  # raise it when the same rows would give other prompts, so that older prompts are made again
+FORMAT = 17  # raise it when the same rows would give other prompts, so that older prompts are made again
 
 
 class GrowingSource(Protocol):

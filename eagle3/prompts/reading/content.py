@@ -14,8 +14,7 @@ PYTHON_VALUE = re.compile(r"\s*[\[{]+'[^'\n]*'\s*[:,\]].*[\]}]\s*", re.DOTALL)
 
 def text_of(content: Any, columns: Columns) -> str:
     """Return the text of a content, whose parts are joined. Raises Refused if it is no text."""
-    if isinstance(content, dict):  # one part, as MCP has it, or Gemini's object around its parts
-        content = content.get("parts") or [content]
+    content = _parts(content)
     if isinstance(content, list):
         if len(content) > 1:
             columns.notes.append(("text parts of a turn joined", None))
@@ -27,9 +26,17 @@ def text_of(content: Any, columns: Columns) -> str:
     return content
 
 
+def _parts(content: Any) -> Any:
+    if isinstance(content, dict):  # one part, as MCP has it, or Gemini's and ChatGPT's object around its parts
+        return content["parts"] if isinstance(content.get("parts"), list) else [content]
+    return content
+
+
 def _part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
     if _is_text_part(part) or (isinstance(part, dict) and [*part] == ["text"] and isinstance(part["text"], str)):
-        return part.get("text", part.get("content"))  # Bedrock's have no type
+        return _text_in(part)  # Bedrock's have no type
     raise Refused("content with parts other than text")
 
 
@@ -42,6 +49,11 @@ def _is_blank(content: Any) -> bool:
 
 def is_none(content: Any) -> bool:
     """Tell whether a content is blank, or a word such as None."""
+    if isinstance(content, dict | list):
+        try:
+            content = BETWEEN_PARTS.join(map(_part, _parts(content)))
+        except Refused:
+            return False
     return _is_blank(content) or is_missing(content)
 
 
@@ -65,4 +77,9 @@ def require_text(role: str, text: str, columns: Columns) -> None:
 def _is_text_part(value: Any) -> bool:
     if not isinstance(value, dict) or value.get("type") not in TEXT_PARTS:
         return False
-    return isinstance(value.get("text", value.get("content")), str)  # the latter OpenTelemetry's
+    return isinstance(_text_in(value), str)
+
+
+def _text_in(part: dict) -> Any:
+    """Return the text of a part; the second key is OpenTelemetry's, the third LLaMA-Factory's."""
+    return next((part[key] for key in ("text", "content", "value") if key in part), None)

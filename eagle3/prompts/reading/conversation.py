@@ -8,7 +8,7 @@ from typing import Any
 from eagle3.prompts.reading.choices import Options, read_options
 from eagle3.prompts.reading.content import is_none, require_text, text_of
 from eagle3.prompts.reading.media import has_placeholder, is_file
-from eagle3.prompts.reading.order import require_in_order, require_no_tree
+from eagle3.prompts.reading.order import require_in_order
 from eagle3.prompts.reading.prompt import Refused
 from eagle3.prompts.reading.rendered import RENDERED, is_rendered
 from eagle3.prompts.reading.shapes import (
@@ -22,7 +22,15 @@ from eagle3.prompts.reading.shapes import (
     is_empty,
     plain_name,
 )
-from eagle3.prompts.reading.tools import CALL_KEYS, OF_A_RESULT, Turn, holds_tools, with_tool_turns
+from eagle3.prompts.reading.tools import (
+    CALL_KEYS,
+    OF_A_RESULT,
+    Turn,
+    are_definitions,
+    holds_tools,
+    with_tool_turns,
+)
+from eagle3.prompts.reading.turns import as_turns, branch_of, require_nowhere_else
 
 # A turn with any of these has more than its content: without them an answer is not what the model wrote.
 REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -44,17 +52,15 @@ FAILED = frozenset(("error", "failed", "failure", "skipped", "cancelled", "cance
 # returns them.
 ANSWERS_ELSEWHERE = frozenset(("choices", "completions", "content", "generations", "message", "outputs", "responses"))
 # Keys of a turn that keep it from training, each with the values that do: of OpenAI and Mistral (weight), axolotl
-# (train, training), ms-swift (loss), torchtune (masked).
+# (train, training), ms-swift (loss), LLaMA-Factory (loss_weight), torchtune (masked).
 NOT_TRAINED = {
-    **dict.fromkeys(("weight", "train", "training", "train_on_turn", "trainable", "trained", "loss", "loss_mask"),
-                    (0, "0", "false", "False")),
+    **dict.fromkeys(("weight", "train", "training", "train_on_turn", "trainable", "trained", "loss", "loss_mask",
+                   "loss_weight"), (0, "0", "false", "False")),
     **dict.fromkeys(("masked", "mask"), (1, "1", "true", "True")),
 }  # fmt: skip
 
 KNOWN_OF_TURN = frozenset(("type", "status", *PARTS_BESIDE_CONTENT, *MADE, *NOT_TRAINED))
 UNREAD_COLUMN, UNREAD_KEY = "column not read", "key of turns not read"
-
-DEEPEST = 4  # objects in each other that are searched for turns
 
 BETWEEN_MESSAGES = "\n\n"
 
@@ -76,10 +82,15 @@ TOOL_ROLES = ("call", "tool")
 # Columns that say who wrote a row's `text`, next to those of a turn's role: Rasa's and many bots'.
 SPEAKERS_OF_TEXTS = ("event", "type", "author")
 
+# Columns of a row whose `text` answers a question in another file, as FastChat and those after it have them.
+OF_ANSWERS = frozenset(("answerid", "reviewid", "responseid", "completionid"))
+
 # A list of turns that was written with str() instead of json.dumps, as exports by pandas do.
 PYTHON_TURNS = re.compile(
     r"\s*(?:array\()?\[\s*(?:\{\s*'(?:role|content|from|value)'\s*:|(?:Human|AI|System|Chat)Message\()"
 )
+
+FILES = ("attachments", "files")  # of a turn, such as documents: ChatGPT's, Claude's
 
 OF_SPECULATORS = ("input_ids", "loss_mask")  # with the rendered text, but without a conversation
 
@@ -210,8 +221,12 @@ def _note_unread(columns: Columns, messages: list[dict[str, Any]], options: Opti
     """Note what stands next to the conversation and is not read; refuse a file that the question would be about."""
     known = columns.unused(but=options.columns if options else ())
     for name, value in [*known, *columns.unknown()]:
+        if name == columns.conversation_column():  # a tree of any name
+            continue
         if columns.shape.refuses_files and is_file(name, value):
             raise Refused("row with a file of image, sound or video", name=name)
+        if columns.shape.refuses_files and name in columns.row and are_definitions(value):
+            raise Refused("row with tools under another name than tools", name=name)
         if not (isinstance(value, str) and any(value.strip() == message["content"] for message in messages)):
             columns.notes.append((UNREAD_COLUMN, name))
     asked = [message["content"] for message in messages if message["role"] == "user"]
@@ -222,10 +237,11 @@ def _note_unread(columns: Columns, messages: list[dict[str, Any]], options: Opti
 def _turns(columns: Columns) -> list[dict]:
     kind, name = columns.conversation_kind(), columns.conversation_column()
     if kind is None or name is None:  # the columns have other names, or they are empty
-        _require_turns_nowhere_else(columns.row, columns.shape)
+        if (branch := branch_of(columns)) is not None:
+            return branch
+        require_nowhere_else(columns.row, columns.shape)
         if any(columns.shape.is_turns([each]) for each in (columns.row, *columns.row.values())):
             raise Refused("one turn of a conversation")
-        require_no_tree(columns.row)
         wanted = [each for column in columns.row for each in columns.shape.wanted_of(column)]
         found = any(kind in CONVERSATION and not inside for _, kind, _, inside in wanted)
         raise Refused("no user turn" if found else "no column of messages or prompts")
@@ -234,9 +250,9 @@ def _turns(columns: Columns) -> list[dict]:
         raise Refused("turns as Python writes them, not JSON: write the column with json.dumps")
     while isinstance(turns, str) and kind != "prompt":
         turns = from_json(turns)
-    turns = columns.shape.as_turns(turns)
+    turns = as_turns(turns, columns.shape)
     if not isinstance(turns, list):
-        _require_turns_nowhere_else({name: turns}, columns.shape)
+        require_nowhere_else({name: turns}, columns.shape)
     if isinstance(turns, str):
         return _of_prompt(turns, columns)
     if not isinstance(turns, list):
@@ -256,25 +272,18 @@ def _turns(columns: Columns) -> list[dict]:
     return turns
 
 
-def _require_turns_nowhere_else(row: dict, shape: Layout, path: tuple[str, ...] = ()) -> None:
-    """Raise Refused for turns in another column or inside objects, as in logs of requests; both may be JSON text."""
-    for name, value in row.items():
-        if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
-            value = from_json(value)
-        if shape.is_turns(shape.as_turns(value)):
-            raise Refused("turns in another column", name=".".join((*path, name)))
-        if isinstance(value, dict) and len(path) < DEEPEST:
-            _require_turns_nowhere_else(value, shape, (*path, name))
-
-
 def _of_prompt(text: str, columns: Columns) -> list[dict]:
     """Return the turns of a row that has one question in a column, with its context."""
     if _is_one_turn(columns):
         raise Refused("one turn of a conversation")
+    if columns.conversation_column() == "text" and not OF_ANSWERS.isdisjoint(map(plain_name, columns.row)):
+        raise Refused("text of an answer, not of a question")
     context = columns.context()
     if context is not None and not isinstance(context, str):
         raise Refused("context is not text")
-    if context and len(context) >= LONG_CONTEXT and context in text:
+    parts = [each for each in columns.all("prompt") if isinstance(each, str) and each not in (text, context)]
+    is_part = len(context or "") >= LONG_CONTEXT or any(each in text for each in parts)
+    if context and context in text and is_part:
         context = None  # the text was made of it
     if context:
         columns.notes.append(("added to the question", columns.context_column()))
@@ -313,7 +322,9 @@ def _with_columns(turns: list[Turn], columns: Columns) -> list[Turn]:
     if isinstance(answer, str) and turns and turns[-1][0] == "user":
         answers = [("assistant", columns.shape.turn("assistant", answer))]
     if isinstance(answer, list) and all(isinstance(turn, dict) for turn in answer):  # TRL's `completion`
-        answers = [(_role(turn, columns.shape), turn) for turn in answer]
+        named = [columns.shape.of_turn(turn, "role") or turn.get("type") for turn in answer]
+        if any(columns.shape.role_of(name) for name in named):  # else they are answers with keys of their own
+            answers = [(_role(turn, columns.shape), turn) for turn in answer]
     # What comes before an answer of its own column is its prompt, which another model may have answered.
     return [
         (role, {**turn, "train": False} if answers and role == "assistant" else turn) for role, turn in turns
@@ -337,7 +348,8 @@ def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
         if turn.get(part) and not is_empty(turn[part]):
             way_out = ": docs/how-to/moving.md has a script that joins them" if part in REASONING else ""
             raise Refused(f"turn with {part} next to its content{way_out}")
-    for name in shape.fields["attachments"]:  # Ollama's messages have `images`
+    # Ollama's messages have `images`.
+    for name in (*shape.fields["attachments"], *(FILES if shape.refuses_files else ())):
         if not is_empty(turn.get(name)):
             raise Refused(f"turn with {name}")
     for name, value in turn.items():

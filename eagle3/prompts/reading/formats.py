@@ -26,6 +26,7 @@ NO_END = 1 << 62
 HEAD = 32  # bytes of a file that tell its format
 NAMED_KEYS = 5  # in an error
 SPLIT_KEYS = 3  # columns, data and index
+OF_ONE_TALK = frozenset(("dialog", "dialogue", "chat", "thread", "transcript", "utterances"))  # names of its turns
 FILE_PARTS = ("bytes", "path", "url")  # of a structure that holds or names a file
 
 UTF_16 = "UTF-16, not UTF-8", "convert it, e.g. with iconv -f UTF-16 -t UTF-8"
@@ -203,14 +204,16 @@ def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
     arrays = [key for key, part in value.items() if isinstance(part, list) and _are_rows(key, part, shape)]
     for by_id in (value, *value.values()) if len(value) == 1 else (value,):  # rows by their ids, alone or in an object
         is_of_rows = isinstance(by_id, dict) and by_id and not shape.is_row(by_id)
-        if not arrays and is_of_rows and all(map(shape.is_row, by_id.values())):
+        if not arrays and is_of_rows and _are_all_rows(list(by_id.values()), shape):
             return [{"id": key, **row} if isinstance(row, dict) else row for key, row in by_id.items()]
     if not arrays:
         return [value]
     own = shape.read(value)
     conversation = own.conversation_column()
     if conversation is not None and plain_name(conversation) not in map(plain_name, arrays):
-        if own.conversation_kind() == "prompt" and not _are_texts(value[arrays[0]], shape) and len(arrays) == 1:
+        is_history = any(kind == "attachments" for _, kind, *_ in shape.wanted_of(arrays[0]))
+        are_texts = is_history or _are_texts(value[arrays[0]], shape)
+        if own.conversation_kind() == "prompt" and not are_texts and len(arrays) == 1:
             raise InputError(
                 f"{file} is one JSON object with a conversation ({conversation}) and an array of rows ({arrays[0]}); "
                 f"leave one of them out, e.g. with jq '.{arrays[0]}'"
@@ -230,12 +233,27 @@ def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
     ]
 
 
+def _are_all_rows(values: list[Any], shape: Layout) -> bool:
+    """Tell whether all values are rows of one kind, and not a request and its response; some may be empty, with the
+    columns of the first that is not.
+    """
+    rows = [each for each in values if shape.is_row(each)]
+    if not rows or len({shape.read(row).conversation_column() for row in rows}) > 1:
+        return False
+    columns = {*rows[0]} if isinstance(rows[0], dict) else None
+    return all(
+        shape.is_row(each) or (columns is not None and isinstance(each, dict) and columns <= each.keys())
+        for each in values
+    )
+
+
 def _are_rows(key: str, part: list, shape: Layout) -> bool:
     """Tell whether an array is of rows, by the first element that is a row or a turn: empty rows may come before it."""
     known = (each for each in part if shape.is_turns([each]) or shape.is_row(each))
     first = next(known, None)
-    if isinstance(first, dict) and key.lower() in shape.fields["messages"]:  # where texts are turns without roles
-        return shape.read(first).conversation_kind() == "messages"
+    # Where texts are turns without roles.
+    if isinstance(first, dict) and (key.lower() in shape.fields["messages"] or plain_name(key) in OF_ONE_TALK):
+        return shape.read(first).conversation_kind() in ("messages", "turns")
     return shape.is_row(first)
 
 

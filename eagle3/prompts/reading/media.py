@@ -25,6 +25,8 @@ FILE = re.compile(rf"data:(?:image|audio|video)/|\S{{1,1000}}\.(?:{ENDINGS})(?:[
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 # A placeholder on a line of its own at the start or the end of a text, as LLaVA's and its successors' data have it.
 PLACEHOLDER = r"<\|?(image|img|audio|video|speech|image_pad|video_pad|image_\d+|audio_\d+|video_\d+)\|?>"
+# Qwen-VL's and Qwen-Audio's, with the file inside.
+WITH_FILE = re.compile(rf"<(img|image|audio|video)>[^\s<>]+\.(?:{ENDINGS})(?:[?#][^\s<>]*)?</\1>", re.IGNORECASE)
 PLACED = re.compile(rf"\A\s*{PLACEHOLDER}[ \t]*\n|\n[ \t]*{PLACEHOLDER}\s*\Z", re.IGNORECASE)
 
 
@@ -48,6 +50,8 @@ def _words(name: str) -> set[str]:
 
 def has_placeholder(text: str) -> bool:
     """Tell whether an image, a sound or a video belongs into the text. HTML has such a tag with its closing one."""
+    if WITH_FILE.search(text):
+        return True
     found = PLACED.search(text)
     return found is not None and f"</{found[1] or found[2]}>" not in text
 

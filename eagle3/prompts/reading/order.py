@@ -49,12 +49,9 @@ def require_in_order(turns: list[Turn]) -> None:
                 raise Refused(BRANCHES, name=name)
 
 
-def require_no_tree(row: dict) -> None:
-    """Raise Refused for an object of turns by their ids, each with its parent, as ChatGPT exports conversations."""
-    for name, nodes in row.items():
-        inside = [*nodes.values()] if isinstance(nodes, dict) else []
-        if inside and all(isinstance(each, dict) and not PARENTS.isdisjoint(map(plain_name, each)) for each in inside):
-            raise Refused("turns as a tree", name=name)
+def parent_of(turn: dict) -> Any:
+    """Return the id of a turn's parent."""
+    return next((_parent(value) for key, value in turn.items() if plain_name(key) in PARENTS), None)
 
 
 def _parent(value: Any) -> Any:

@@ -41,6 +41,7 @@ MARKERS = {
     r"###? ?(?:(?:Human|User|Instruction):|Instruction$)": r"^###? ?(?:(?:Assistant|Response):|Response\s*\Z)",
     r"GPT4 Correct User:": r"GPT4 Correct Assistant:",  # OpenChat
     r"\[Round \d+\]\s+(?:问\uff1a|USER:)": r"^答\uff1a|ASSISTANT:",  # ChatGLM, LongCat
+    r"<(?:user|human)>:": r"<(?:bot|assistant)>:",  # OIG and others
     r"<用户>|<_user>|<C_Q>": r"<AI>|<_bot>|<C_A>",  # MiniCPM, TeleChat, Baichuan M1
     r"<reserved_10[26]>": r"<reserved_10[37]>",  # Baichuan
 }

@@ -37,12 +37,12 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "source": _with_metadata(*ORIGINS),  # the first goes with the prompt; none may be of a forbidden source
     "model": _with_metadata(*MODELS),  # that answered: none may be of a forbidden source
     # The conversation is in the first of these three kinds that a row fills.
-    "messages": ("messages", "conversations", "conversation", "body.messages"),
+    "messages": ("messages", "conversations", "conversation", "chat_messages", "body.messages"),
     "turns": ("turns",),  # the user's
     "prompt": (
         "prompt", "instruction", "question", "query", "problem", "inputs", "body.input", "body.prompt", "input", "text",
     ),
-    "context": ("input", "context"),  # the text a prompt is about; follows it after an empty line
+    "context": ("input", "context", "passage"),  # the text a prompt is about; follows it after an empty line
     "system": (
         "system", "system_prompt", "system_message", "instructions", "body.instructions", "body.system",
         "system_instruction",  # Gemini's
@@ -76,6 +76,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "body.previous_response_id",
         "tools", "functions", "body.tools", "body.functions", "available_tools", "tool_config.tools",
         "image", "images", "video", "videos", "audio", "audios",
+        "instances",  # Self-Instruct's inputs of a task
     ),
 }  # fmt: skip
 CONVERSATION = ("messages", "turns", "prompt")
@@ -167,14 +168,6 @@ class Layout:
     def is_turns(self, value: Any) -> bool:
         """Tell whether a value is a list of turns."""
         return isinstance(value, list) and bool(value) and all(map(self._is_turn, value))
-
-    def as_turns(self, value: Any) -> Any:
-        """Return the turns of an object of lists, one a key, as `datasets` stores a Sequence; other values as is."""
-        if not isinstance(value, dict) or not all(isinstance(each, list) for each in value.values()):
-            return value
-        if any(self.of_turn(value, kind) is None for kind in OF_TURNS) or len({*map(len, value.values())}) > 1:
-            return value
-        return [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
 
     def is_row(self, value: Any) -> bool:
         """Tell whether a value is a row with a conversation."""

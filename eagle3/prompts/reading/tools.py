@@ -11,7 +11,10 @@ from eagle3.prompts.reading.shapes import TWICE, Columns, Layout, from_json, is_
 Turn = tuple[str, dict]  # its role, and as it is written
 
 TOOL_COLUMNS = ("tools", "functions", "available_tools")  # or the last part of a name
-OF_A_FUNCTION = frozenset(("type", "name", "description", "parameters", "strict"))
+OF_A_FUNCTION = frozenset(("type", "name", "description", "parameters", "input_schema", "strict"))
+# Keys of a definition: OpenAI's and Anthropic's, those with api ToolBench's.
+NAMES = ("name", "api_name")
+PARAMETERS = frozenset(("parameters", "input_schema", "required_parameters"))
 CALL_KEYS = ("tool_calls", "function_call")  # of an assistant turn
 ARGUMENTS = ("arguments", "parameters", "args", "input")  # of a call; the last two LangChain's and Anthropic's
 OF_A_RESULT = frozenset(("tool_call_id", "call_id", "id", "name", "status", "output"))  # next to its content
@@ -55,6 +58,19 @@ def holds_tools(column: str) -> bool:
     return column.lower().rpartition(".")[2] in TOOL_COLUMNS
 
 
+def are_definitions(value: Any) -> bool:
+    """Tell whether a value, in a column of any name, defines a tool or several."""
+    if isinstance(value, str):
+        value = from_json(value) if value.lstrip().startswith(("[", "{")) else None
+    tool = value[0] if isinstance(value, list) and value else value
+    tool = tool.get("function", tool) if isinstance(tool, dict) else None
+    return (
+        isinstance(tool, dict)
+        and any(isinstance(tool.get(key), str) for key in NAMES)
+        and not PARAMETERS.isdisjoint(tool)
+    )
+
+
 def _function(tool: Any) -> dict[str, Any]:
     is_function = isinstance(tool, dict) and tool.get("type", "function") == "function"
     function = tool.get("function", tool) if is_function else None
@@ -62,6 +78,8 @@ def _function(tool: Any) -> dict[str, Any]:
         raise Refused("tools other than functions")
     if not isinstance(function.get("name"), str) or not function["name"].strip():
         raise Refused("tools without a name")
+    if "input_schema" in function:  # Anthropic's
+        function = {("parameters" if key == "input_schema" else key): part for key, part in function.items()}
     parameters = function.get("parameters") or {}
     if not isinstance(parameters, dict) or None in (parameters.get("properties") or {}).values():
         raise Refused("tools with empty parameters, as tables fill them in: give them as JSON text")

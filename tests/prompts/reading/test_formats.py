@@ -139,6 +139,33 @@ def test_an_empty_row_at_the_beginning_of_an_array_hides_none_of_the_others(
         prepare(path=str(path))
 
 
+def test_an_empty_row_hides_none_of_the_others_in_an_object_of_rows_by_their_ids(tmp_path: Path) -> None:
+    rows = {"one": chat("a"), "none": EMPTY_ROW, "two": chat("b")}
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    assert asked(tmp_path / "a.json") == ["a", "b"] and len(read_file(tmp_path / "a.json")) == 3
+    (tmp_path / "a.json").write_text(json.dumps({"request": chat("a"), "response": {"text": "x"}}))
+    assert [row.name for row in read_file(tmp_path / "a.json") if isinstance(row, Refused)] == ["request.messages"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        # Texts of a talk, such as ParlAI's: those of both sides are no questions
+        ({"dialog": [{"id": "p", "text": "a"}, {"id": "bot", "text": "b"}], "workers": ["w"]}, "no column of messages"),
+        ({"question": "a", "chat_history": [{"question": "b", "answer": "c"}]}, "row with chat_history"),
+        ({"conversations": [{"session_id": "1", "turns": users("a")}, {"session_id": "2", "turns": []}]}, None),
+    ],
+)
+def test_an_object_with_the_turns_of_one_talk_is_one_row(tmp_path: Path, content: dict, reason: str | None) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(content))
+    first = read_file(tmp_path / "a.jsonl")[0]
+    if reason is None:  # its array is of rows
+        assert asked(tmp_path / "a.jsonl") == ["a"] and len(read_file(tmp_path / "a.jsonl")) == 2
+    else:
+        assert isinstance(first, Refused) and first.reason.startswith(reason)
+        assert len(read_file(tmp_path / "a.jsonl")) == 1
+
+
 @pytest.mark.parametrize(
     "table",
     [

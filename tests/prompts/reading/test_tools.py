@@ -23,7 +23,8 @@ def read(row: dict):
 def test_the_usual_forms_of_tools_become_one() -> None:
     forms = ({"tools": TOOLS}, {"tools": json.dumps(TOOLS)}, {"functions": [FUNCTION]}, {"body": {"tools": TOOLS}},
              {"tools": [{"type": "function", **FUNCTION}]}, {"tools": [json.dumps(FUNCTION)]},
-             {"available_tools": json.dumps(TOOLS)})  # fmt: skip
+             {"available_tools": json.dumps(TOOLS)},
+             {"tools": [{"name": "weather", "description": "of a town", "input_schema": PARAMETERS}]})  # fmt: skip
     assert [read({"messages": users("a"), **row}) for row in forms] == [TOOLS] * len(forms)
     assert {read({"messages": users("a"), "tools": nothing}) for nothing in ([], "[]", None)} == {None}
 
@@ -35,7 +36,7 @@ def test_the_usual_forms_of_tools_become_one() -> None:
         ({"weather": FUNCTION}, "tools that are no list"),
         (["weather"], "tools other than functions"),
         ([{"type": "web_search"}], "tools other than functions"),
-        ([{"name": "weather", "input_schema": PARAMETERS}], "tools other than functions"),
+        ([{"toolSpec": {"name": "weather"}}], "tools other than functions"),
         ([{"type": "function", "function": {"description": "x"}}], "tools without a name"),
         ([{"name": "f", "parameters": {"properties": {"a": None}}}], "as tables fill them in"),
         ([{"name": "f", "description": "\ud800"}], "no JSON in valid Unicode"),
