@@ -1,14 +1,18 @@
 """Errors that a user can correct, as one line."""
 
 import errno
+import importlib.metadata
 import json
+import os
 import re
 import shlex
 import sys
 import sysconfig
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -51,7 +55,6 @@ PATHS = {
 NOBODY = re.compile(r"Could not determine home directory|getpwuid\(\): uid not found")  # pathlib's words, and pwd's
 PACKAGE = Path(__file__).parent
 SCRIPTS = tuple(ROOT / f"{name}.py" for name in ("precompute", "train", "serve"))
-LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 WRONG_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
@@ -128,7 +131,16 @@ def _is_ours(file: str) -> bool:
 
 
 def _is_library(file: str) -> bool:
-    return file.startswith(("<", *LIBRARIES))  # "<": code without a file, such as a dataclass's __init__
+    return file.startswith(("<", *_library_folders()))  # "<": code without a file, such as a dataclass's __init__
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    """The folders of the standard library, and of installed distributions, also on PYTHONPATH."""
+    found = {(str(each.locate_file("")), each.name) for each in importlib.metadata.distributions()}
+    holding = Counter(folder for folder, _ in found)
+    installed = [folder for folder, number in holding.items() if number > 1]  # a user's own project has one: itself
+    return tuple(f"{folder}{os.sep}" for folder in (*installed, *map(sysconfig.get_path, ("stdlib", "platstdlib"))))
 
 
 def added_key(error: Exception, overrides: Sequence[str]) -> str | None:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from omegaconf import OmegaConf
 from scripts import call_script, composed, run_script, start_script
 from stores import ASSETS, CONF, ROOT
 
-from eagle3 import cli
+from eagle3 import cli, messages
 from eagle3.commands.serve import DO
 from eagle3.errors import InputError
 from eagle3.features.index import index_name
@@ -353,6 +354,18 @@ def test_an_exception_of_the_users_own_code_is_one_line_with_its_place_and_a_fau
         "correct it (hydra.verbose=true shows the traceback)"
     )
     assert wrong_signature.startswith(f"{__file__}: TypeError: one_argument() takes 1 positional argument but 2 were")
+
+
+def test_a_library_on_pythonpath_is_no_code_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "packed.py").write_text("def fail():\n    raise RuntimeError('of the library')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert (line := line_of(lambda: import_module("packed").fail())) and "packed.py line 2, in fail" in line
+    for name in ("packed-1.0.dist-info", "other-1.0.dist-info"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name[:-14]}\nVersion: 1.0\n")
+    messages._library_folders.cache_clear()
+    assert (line := line_of(lambda: import_module("packed").fail())) and "packed.py" not in line  # this test calls it
+    messages._library_folders.cache_clear()
 
 
 class RefusesItself(AllTurns):

@@ -159,8 +159,8 @@ def _of_node(node: dict, columns: Columns) -> list[dict]:
     if not isinstance(turn, dict):  # the root has none
         return []
     about = turn["metadata"] if isinstance(turn.get("metadata"), dict) else {}
-    turn = _split(turn, columns.shape)[0]
-    if about.get(HIDDEN) and columns.shape.role_of(columns.shape.of_turn(turn, "role")) in OF_A_PAIR:
+    turns = _split(turn, columns.shape)
+    if about.get(HIDDEN) and columns.shape.role_of(columns.shape.of_turn(turns[0], "role")) in OF_A_PAIR:
         columns.notes.append(("turn that its export calls hidden left out", None))
         return []
-    return [{**turn, "attachments": about.get("attachments")}]
+    return [{**each, "attachments": about.get("attachments")} for each in turns]

@@ -168,6 +168,15 @@ def test_anthropics_calls_and_results_are_those_of_tools() -> None:
     assert [turn["role"] for turn in messages] == ["user", "assistant", "tool"]
 
 
+def test_a_node_of_a_tree_may_hold_several_turns() -> None:
+    nodes = {
+        f"{number}": {"parent": f"{number - 1}" if number else None, "message": message}
+        for number, message in enumerate(MESSAGES)
+    }
+    messages = messages_of({"mapping": nodes, "tools": [TOOL]}, keep_answers=False, shape=KEEPING)
+    assert messages == messages_of({"messages": MESSAGES, "tools": [TOOL]}, keep_answers=False, shape=KEEPING)
+
+
 def test_claudes_export_is_read_and_a_turn_about_a_file_is_refused() -> None:
     turn = {"uuid": "1", "sender": "human", "text": "a", "content": [{"type": "text", "text": "a"}], "files": []}
     assert said({"uuid": "0", "name": "t", "chat_messages": [turn]}) == ["user: a"]
