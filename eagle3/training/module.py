@@ -294,6 +294,8 @@ class HeadTraining(lightning.LightningModule):
         }
         values[f"{stage}/loss"] = (sums[-2] / sums[-1].clamp(min=1)).float()
         self._require_finite(f"{stage}/loss", values[f"{stage}/loss"])
+        if values[f"{stage}/loss"] == 0:
+            log.warning("%s/loss=0: loss=%s gives no token a weight there", stage, type(self.loss).__name__)
         values[f"{stage}/accept_length"] = accept_length(alive, anchors).float()
         self.log_dict(values, batch_size=1, sync_dist=stage == "val")
         return values

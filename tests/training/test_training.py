@@ -14,10 +14,12 @@ from feature_data import feature_data
 from heads import ttt_batch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from stores import IDENTITY, ROOT, grow_store, random_samples, write_store
+from torch import Tensor
 from training_runs import LIGHTNING_WARNS, Run, Start, metrics
 
 from eagle3.errors import InputError, Interrupted
 from eagle3.features.loss_mask import AllTurns, Everything, LastTurn
+from eagle3.head.batch import TttBatch
 from eagle3.head.divergence import OfLogProbabilities
 from eagle3.head.fast.chunked_loss import ChunkedLoss
 from eagle3.head.fast.fused_layer import FusedLayer
@@ -38,6 +40,11 @@ class NanLoss(UnrollLoss):
     def __call__(self, *parts: Any) -> Any:
         loss, metrics = super().__call__(*parts)
         return loss * torch.nan, metrics
+
+
+class Weightless(UnrollLoss):
+    def anchor_weights(self, batch: TttBatch, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(len(batch.anchors), dtype=dtype)
 
 
 class WithoutSlopes(OfLogProbabilities):
@@ -317,6 +324,11 @@ def test_an_own_loss_that_is_nan_is_named(train: Start) -> None:
     run = train("run", f"loss._target_={__name__}.NanLoss")
     with pytest.raises(InputError, match=r"the training has diverged.* a lower optim\.lr .*, or correct loss=NanLoss$"):
         run.fit()
+
+
+def test_a_loss_that_weights_nothing_is_named(train: Start, caplog: pytest.LogCaptureFixture) -> None:
+    train("run", f"loss._target_={__name__}.Weightless", "trainer.max_epochs=1").fit()
+    assert "train/loss=0: loss=Weightless gives no token a weight there" in caplog.text
 
 
 SELDOM = ["data.pack_tokens=24", "trainer.log_every_n_steps=10", "callbacks.last.every_n_steps=0"]
