@@ -8,6 +8,7 @@ import pytest
 from omegaconf import DictConfig
 from scripts import as_in_a_run, composed
 
+from eagle3 import messages
 from eagle3.cli import report_errors
 from eagle3.progress import JsonLines
 from eagle3.secrets import HIDDEN, HIDE, learn
@@ -15,9 +16,13 @@ from eagle3.secrets import HIDDEN, HIDE, learn
 SECRET = "hunter2-of-a-traceback"
 
 
-def test_a_traceback_shows_no_secret_and_is_not_left_to_hydra_which_prints_all_overrides(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("own", [True, False])
+def test_an_exception_shows_no_secret_and_is_not_left_to_hydra_which_prints_all_overrides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own: bool
 ) -> None:
+    if not own:  # a fault of eagle3
+        monkeypatch.setattr(messages, "in_own_code", lambda error: None)
+
     @report_errors
     def task(config: DictConfig) -> None:
         raise RuntimeError(f"cannot log in with {config.logger.mine.api_key}")
@@ -28,7 +33,7 @@ def test_a_traceback_shows_no_secret_and_is_not_left_to_hydra_which_prints_all_o
         task(config)
     errors = capsys.readouterr().err
     assert ended.value.code == 1
-    assert "Traceback" in errors and f"RuntimeError: cannot log in with {HIDDEN}" in errors
+    assert ("Traceback" in errors) is not own and f"RuntimeError: cannot log in with {HIDDEN}" in errors
     assert SECRET not in errors
 
 

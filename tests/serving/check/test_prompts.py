@@ -133,7 +133,7 @@ def test_a_later_prompt_has_the_targets_greedy_answer_where_the_row_has_none(
 
 def test_answers_of_the_row_are_the_history_as_they_are(tmp_path: Path) -> None:
     texts = ("Hi", "Ho", "And then?", "<think>Hm.</think>\n\nThis.", "Why?", "Because.")
-    rows = [{"messages": talk(*texts)}, {"messages": talk("Hi", ["no text"], "And then?")}]
+    rows = [{"messages": talk(*texts)}, {"messages": talk("Hi", [{"type": "image"}], "And then?")}]
     chat = tiny_chat(reasoning_parser=["<think>", "</think>"])
     found = file_conversations(chat, source_of(tmp_path, rows), turns="all", limit=None, max_length=999)
     first, lacking = found.first
