@@ -58,9 +58,10 @@ def report_errors(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], A
             exit_with("interrupted", interrupts.STATUS)
         except Exception as error:
             message = message_for_user(error) or added_key(error, HydraConfig.get().overrides.task)
-            log.debug("%s", type(error).__name__, exc_info=error)
             if message is None:
                 report_bug()
+            else:
+                log.debug("%s", type(error).__name__, exc_info=error)
             if in_sweep():
                 report(message or f"{type(error).__name__}: {error}")
                 failed_jobs.append(output_dir())

@@ -17,7 +17,7 @@ from eagle3.settings.precomputing import ImportedSettings
 CALL_IN_PARTS = "the answer is a call of a tool in parts, not the text that the target wrote"
 CONTROL_TOKEN_BEFORE = "the text of a turn before the answer holds that of a control token"
 CONTROL_TOKEN_INSIDE = "the answer's text holds that of a control token"
-EMPTY = "the answer has no text: reasoning or calls of tools that a server took out, or a failed request"
+EMPTY = "the answer has no text: a server took its reasoning or calls out, or the request failed"
 END_OF_TURN_INSIDE = "the answer contains an end-of-turn token"
 FOREIGN_IDS = "token ids are outside the target's vocabulary"
 INEXACT = "the answer's tokens do not decode to its text after the prompt"
@@ -129,7 +129,7 @@ def _answer_row(
             neighbours = messages[max(index - 1, 0) : index] + messages[index + 1 : index + 2]
             if any(message["role"] == "assistant" for message in neighbours):
                 raise RefusedConversation(TWO_ANSWERS)
-            if not answer["content"].strip():  # an answer that is empty indeed can be given by its ids
+            if not answer["content"].strip():  # one that really is empty can be given by its ids
                 raise RefusedConversation(EMPTY)
             ended = _has_ended(unstated if finish_reason == UNSTATED else finish_reason)
             prompt_ids, answer_ids = _by_text(chat, plain, ended=ended)

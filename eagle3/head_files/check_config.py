@@ -37,10 +37,9 @@ def check_model(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
         if config.get(key) != getattr(facts.config, key):
             sizes = f"{key}={config.get(key)}, this target has {getattr(facts.config, key)}"
             yield "error", f"{sizes}: it is a head of another target; give the target that it was trained on"
-    if read_kind(files) is not EAGLE3:  # check_servers says that no server knows it
-        head_config(files)
-        return
     head_config(files)  # first: advice to rename a head would be wrong where it is another one
+    if read_kind(files) is not EAGLE3:  # check_servers says that no server knows it
+        return
     if config.get("architectures") != [ARCHITECTURE]:
         found = config.get("architectures")
         yield "error", f"architectures={found}: SGLang would build another model; set it to ['{ARCHITECTURE}']"

@@ -265,12 +265,16 @@ class HeadTraining(lightning.LightningModule):
         """Return what in this training cannot be recorded in a CUDA graph; None if nothing."""
         if self.device_mesh is not None:
             return "trainer=fsdp gathers weights between the kernels of a step"
+        own = self._own_parts()
+        return f"{own[0]} is your own, and may read a batch on the host" if own else None
+
+    def _own_parts(self) -> list[str]:
+        """Return the names of what the user wrote: of head kind, loss and divergence."""
         divergence = self.loss.divergence
         parts: list[Any] = [type(self.kind), type(self.loss), type(divergence)]
         if isinstance(divergence, PlainDivergence):
             parts.append(divergence.of_logits)
-        own = [part for part in parts if not part.__module__.startswith("eagle3.")]
-        return f"{own[0].__name__} is your own, and may read a batch on the host" if own else None
+        return [part.__name__ for part in parts if not part.__module__.startswith("eagle3.")]
 
     def _over_ranks(self, sums: np.ndarray) -> Tensor:
         """Return the sums over all ranks, in float64."""
@@ -303,8 +307,7 @@ class HeadTraining(lightning.LightningModule):
     def _require_finite(self, name: str, value: Float[Tensor, ""]) -> None:
         """Raise InputError if the training has diverged; the value is the same on all ranks."""
         if not math.isfinite(value):
-            loss = type(self.loss)
-            own = "" if loss.__module__.startswith("eagle3.") else f", or correct loss={loss.__name__}"
+            own = "".join(f", or correct {name}, which is your own" for name in self._own_parts()[:1])
             raise InputError(
                 f"{name}={float(value)} at step {self.trainer.global_step}: the training has diverged, and its "
                 f"checkpoints are older than that; start again with a lower optim.lr or trainer.gradient_clip_val{own}"
