@@ -6,6 +6,7 @@ Shapes: H hidden size, D draft vocabulary, T tokens.
 import math
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import torch
 from heads import SETTINGS
@@ -43,11 +44,13 @@ def make_target(config):
     return Target(
         path="random",
         revision=None,
+        folder=Path(),
         config=config,
         config_dict={},
         checkpoint_dtype=None,
         tokenizer=AutoTokenizer.from_pretrained(ASSETS / "tiny"),
         stop_ids=frozenset({2}),
+        trust_remote_code=False,
         model=model,
         decoder=model.model if hasattr(model, "model") else model.get_decoder(),
     )

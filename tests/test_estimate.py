@@ -123,8 +123,8 @@ def test_the_rates_are_for_the_parameters_of_an_8b_and_its_head(rates: Rates) ->
 
 def of_config(config: Any) -> TargetFiles:
     return TargetFiles(
-        path="x", revision=None, config=config, config_dict={}, checkpoint_dtype=None, tokenizer=None,  # type: ignore
-        stop_ids=frozenset(),
+        path="x", revision=None, folder=Path(), config=config, config_dict={}, checkpoint_dtype=None, tokenizer=None,  # type: ignore
+        stop_ids=frozenset(), trust_remote_code=False,
     )  # fmt: skip
 
 

@@ -14,5 +14,6 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")  # between Lightning and PyTorch
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    for name in ("lightning.pytorch", "lightning.fabric"):
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each retry, twice
+    for name in ("lightning.pytorch", "lightning.fabric", "httpx", "httpx2"):  # the last two: each request to the hub
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -6,23 +6,17 @@ Shapes: R rows of a batch, T tokens, V target vocabulary, and of keys and values
 import copy
 import inspect
 import json
-import logging
-import os
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
-import huggingface_hub
 import torch
-from huggingface_hub.errors import HfHubHTTPError
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from eagle3.adapters.library import Library
-from eagle3.errors import InputError, first_line
-
-log = logging.getLogger(__name__)
+from eagle3.errors import InputError
 
 TRANSFORMERS = Library(
     "transformers",
@@ -43,10 +37,6 @@ TRANSFORMERS = Library(
         "transformers.quantizers.auto:AUTO_QUANTIZATION_CONFIG_MAPPING",
         "transformers.quantizers.auto:get_hf_quantizer(config)",
         "transformers.quantizers.auto:get_hf_quantizer(weights_only)",
-        "transformers.utils.hub:cached_files(_raise_exceptions_for_gated_repo)",
-        "transformers.utils.hub:cached_files(_raise_exceptions_for_missing_entries)",
-        "transformers.utils.hub:cached_files(_raise_exceptions_for_connection_errors)",
-        "huggingface_hub.constants:HF_HUB_OFFLINE",
         "transformers.utils.chat_template_utils:render_jinja_template(chat_template)",
         "transformers:PreTrainedTokenizerFast.added_tokens_decoder",
         "transformers:PreTrainedTokenizerFast.backend_tokenizer",
@@ -60,7 +50,6 @@ with TRANSFORMERS.uses():
     from transformers.core_model_loading import WeightRenaming
     from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, get_hf_quantizer
-    from transformers.utils import cached_file
 
 __all__ = ["LlamaRotaryEmbedding"]
 CACHE_ARGUMENTS = ("cache", "past_key_values")  # of `forward`, from transformers 5.24 on and before
@@ -75,49 +64,7 @@ def require_transformers() -> None:
         raise TRANSFORMERS.unsupported(f"takes no cache as an argument {' or '.join(CACHE_ARGUMENTS)}")
 
 
-# --- the hub ---------------------------------------------------------------------------------------------------------
-
-
-def require_hub_or_cache(path: str, revision: str | None) -> None:
-    """Ask the hub for a model's config once; where it cannot be reached, use the cache alone or raise InputError.
-
-    The library asks for each missing file six times, in half a minute; a cached model lacks many optional files.
-    """
-    try:
-        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(path, "config.json", revision=revision))
-    except HfHubHTTPError:
-        return  # the hub answers; whoever reads the file says what is wrong
-    except Exception as error:  # of the library's HTTP client, which changes with its version
-        host, cache = huggingface_hub.constants.ENDPOINT, huggingface_hub.constants.HF_HUB_CACHE
-        if not isinstance(huggingface_hub.try_to_load_from_cache(path, "config.json", revision=revision), str):
-            raise InputError(
-                f"target.path={path} is no folder, not in the cache {cache}, and {host} cannot be reached "
-                f"({first_line(error)}); where there is a network run: hf download {path} --local-dir FOLDER, copy the "
-                f"folder and give it: target.path=FOLDER"
-            ) from None
-        if not huggingface_hub.is_offline_mode():
-            log.warning("%s cannot be reached (%s): %s is read from the cache %s", host, first_line(error), path, cache)
-        huggingface_hub.constants.HF_HUB_OFFLINE = True
-        os.environ["HF_HUB_OFFLINE"] = "1"  # of servers and workers that this process starts
-
-
 # --- files and tokenizer ---------------------------------------------------------------------------------------------
-
-
-def has_file(path: str, name: str, revision: str | None) -> bool:
-    """Say whether a folder or a hub model has a file; False too if the hub cannot be asked."""
-    return find_file(path, name, revision) is not None
-
-
-def find_file(path: str, name: str, revision: str | None) -> str | None:
-    """Return where a file of a folder or of a hub model is on this machine; None if it has none, or cannot be asked."""
-    quiet = {
-        f"_raise_exceptions_for_{reason}": False for reason in ("gated_repo", "missing_entries", "connection_errors")
-    }
-    try:
-        return cached_file(path, name, revision=revision, **quiet)
-    except (OSError, ValueError):
-        return None
 
 
 def knows_quantization(method: str) -> bool:

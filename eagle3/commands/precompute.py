@@ -46,7 +46,7 @@ def precompute(run: PrecomputeRun) -> None:
     if any(stage.uses_engine for stage in stages):
         run = choose_engine(run)
     warn_of_unread(run, stages)
-    check_ahead(run, stages)
+    run = check_ahead(run, stages)
     interrupts.raise_interrupts()
     try:
         with ExitStack() as held:
@@ -262,21 +262,23 @@ STAGES = {
 }
 
 
-def check_ahead(run: PrecomputeRun, stages: Sequence[Stage]) -> None:
-    """Raise InputError for what would otherwise be found only after hours of earlier stages."""
+def check_ahead(run: PrecomputeRun, stages: Sequence[Stage]) -> PrecomputeRun:
+    """Raise InputError for what would otherwise be found only after hours of earlier stages; return the run with the
+    commit of a hub target, for all stages and workers."""
     if any(isinstance(stage, PromptsStage) for stage in stages):
         require_packages(*LIBRARIES, extra="prompts", needed_by="stages=[prompts]")
         import eagle3.prompts.stage  # noqa: F401  (a signal still ends the command at once)
     if not any(stage.needs_target for stage in stages):
-        return
+        return run
     from eagle3.adapters.quiet import quiet_libraries
 
     quiet_libraries()
     target = read_target(run)
     for stage in stages:
         stage.check_target(run, target)
-    if Path(target.path).is_dir():  # of the hub, they are fetched when they are needed
+    if target.revision is None or any(stage.writes for stage in stages):  # an estimate fetches no weights
         target.require_weights()
+    return replace(run, target=replace(run.target, revision=target.revision))
 
 
 def read_target(run: CaptureRun) -> "StoredTarget":

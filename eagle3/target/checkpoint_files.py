@@ -1,10 +1,11 @@
 """Checks of a checkpoint's files, before a weight is read: whether it can be a target."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from eagle3.adapters.transformers import has_file, knows_quantization
+from eagle3.adapters.transformers import knows_quantization
 from eagle3.errors import InputError
 from eagle3.storage.typed_json import JsonObject, Length, Size
 
@@ -17,9 +18,9 @@ OTHER_WAYS = (
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 
 
-def require_no_adapter(path: str, revision: str | None) -> None:
+def require_no_adapter(path: str, folder: Path) -> None:
     """Raise InputError for a PEFT adapter, which servers load in addition to a model and transformers may leave out."""
-    if has_file(path, "adapter_config.json", revision):
+    if (folder / "adapter_config.json").exists():
         raise InputError(
             f"target.path={path} is an adapter (adapter_config.json), a target is one model; merge it into its base "
             f"(PEFT's merge_and_unload, then save_pretrained) and give that folder"
@@ -86,11 +87,11 @@ def parts_of(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return config, config.get("text_config") or {}
 
 
-def require_known_quantization(path: str, revision: str | None, config: dict[str, Any]) -> None:
+def require_known_quantization(path: str, folder: Path, config: dict[str, Any]) -> None:
     """Raise InputError for weights that are quantised in a way that transformers would silently skip."""
     quantization = read_quantization(config)
     if quantization is None:
-        extra_file = next((name for name in QUANTIZATION_FILES if has_file(path, name, revision)), None)
+        extra_file = next((name for name in QUANTIZATION_FILES if (folder / name).exists()), None)
         if "compression_config" in config or extra_file:
             raise InputError(
                 f"target.path={path} is quantised ({extra_file or 'compression_config'}), but its config.json has no "

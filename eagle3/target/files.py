@@ -1,5 +1,6 @@
 """The target's files other than its weights: config, tokenizer, what ends a turn."""
 
+import logging
 import re
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -7,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
-from eagle3.adapters.transformers import has_file, require_hub_or_cache, text_part, tokenizer_json
+from eagle3.adapters.transformers import text_part, tokenizer_json
 from eagle3.errors import InputError, first_line
 from eagle3.storage.files import require_regular, sha256_json
 from eagle3.storage.typed_json import require_types
@@ -24,9 +24,11 @@ from eagle3.target.checkpoint_files import (
     require_no_adapter,
 )
 from eagle3.target.facts import layer_count
+from eagle3.target.hub import fetch_texts
 from eagle3.target.identity import TargetIdentity, template_hash
 from eagle3.target.tensors import CheckpointTensors
 
+log = logging.getLogger(__name__)
 # Keys about how or where a model was loaded or saved, not about which model it is.
 VOLATILE_CONFIG = {"transformers_version", "_name_or_path", "_commit_hash", "dtype", "torch_dtype", "use_cache"}
 GENERATION = "generation_config.json"
@@ -36,20 +38,15 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True, eq=False)
 class TargetFiles:
-    path: str
-    revision: str | None
+    path: str  # as given: a folder or a hub id
+    revision: str | None  # the commit of a hub model; None for a folder
+    folder: Path  # the files; those of a hub model's weights only once `tensors` are read
     config: PreTrainedConfig
     config_dict: dict[str, Any]  # config.json as it is written
     checkpoint_dtype: str | None
     tokenizer: PreTrainedTokenizerBase
     stop_ids: frozenset[int]
-
-    @property
-    def commit(self) -> str | None:
-        """The commit of a hub model; None for a folder."""
-        in_folder = Path(self.path).is_dir()
-        cached = None if in_folder else try_to_load_from_cache(self.path, "config.json", revision=self.revision)
-        return Path(cached).parent.name if isinstance(cached, str) else None  # …/snapshots/COMMIT/config.json
+    trust_remote_code: bool
 
     @property
     def quantization(self) -> str | None:
@@ -58,7 +55,7 @@ class TargetFiles:
 
     @cached_property
     def tensors(self) -> CheckpointTensors:
-        return CheckpointTensors(self.path, self.revision)
+        return CheckpointTensors(self.path, self.revision, self.folder)
 
     @cached_property
     def identity(self) -> TargetIdentity:
@@ -81,27 +78,36 @@ def read_target_files(
 
     Takes the keys of conf/target, of which those for loading have no effect."""
     path = checked_path(path)
-    for file in Path(path).iterdir() if Path(path).is_dir() else ():
-        require_regular(file, named=f"target.path={path}: {file.name}")
-    if not Path(path).is_dir():
-        require_hub_or_cache(path, revision)
-    require_no_adapter(path, revision)
-    config_dict, config = load_config(path, revision=revision, trust_remote_code=trust_remote_code)
+    if (folder := Path(path)).is_dir():
+        for file in folder.iterdir():
+            require_regular(file, named=f"target.path={path}: {file.name}")
+        if revision is not None:
+            log.warning(
+                "target.revision=%s has no effect: target.path=%s is a folder here, not a hub id", revision, path
+            )
+            revision = None
+    else:
+        folder = fetch_texts(path, revision)
+        revision = folder.name
+    require_no_adapter(path, folder)
+    config_dict, config = load_config(path, folder, trust_remote_code=trust_remote_code)
     if config.is_encoder_decoder:
         raise InputError(
             f"target.path={path}: is_encoder_decoder=true in its config.json (model_type={config.model_type}), and a "
             f"target reads prompt and answer as one text; choose a causal language model"
         )
-    require_known_quantization(path, revision, config_dict)
-    tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust_remote_code)
+    require_known_quantization(path, folder, config_dict)
+    tokenizer = load_tokenizer(path, folder, trust_remote_code=trust_remote_code)
     return TargetFiles(
         path=path,
         revision=revision,
+        folder=folder,
         config=config,
         config_dict=config_dict,
         checkpoint_dtype=stated_dtype(config_dict),
         tokenizer=tokenizer,
-        stop_ids=ends_of_turn(path, revision, config, tokenizer),
+        stop_ids=ends_of_turn(path, folder, config, tokenizer),
+        trust_remote_code=trust_remote_code,
     )
 
 
@@ -117,24 +123,26 @@ def checked_path(path: str | None) -> str:
     return path
 
 
-def load_config(path: str, *, revision: str | None, trust_remote_code: bool) -> tuple[dict[str, Any], PreTrainedConfig]:
+def load_config(path: str, folder: Path, *, trust_remote_code: bool) -> tuple[dict[str, Any], PreTrainedConfig]:
     """Return config.json as it is written, and as transformers understands it."""
     try:
-        config_dict, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
+        config_dict, _ = PreTrainedConfig.get_config_dict(folder)
         require_types(config_dict, TargetJson, source=f"target.path={path}: config.json", remedy=GET_AGAIN)
-        return config_dict, AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+        return config_dict, AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except InputError:
         raise
     except Exception as error:  # of code that comes with the model, too
-        remedy = _remedy(error, "give the folder of a Hugging Face model, or its id")
+        there = (folder / "config.json").exists()
+        usual = "give the folder of a Hugging Face model, or its id"
+        remedy = _remedy(error, usual if there else f"it has no config.json, as a copy in GGUF: {usual}")
         raise InputError(
             f"target.path={path} is neither a model folder nor a readable hub model ({first_line(error)}); {remedy}"
         ) from error
 
 
-def load_tokenizer(path: str, *, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str, folder: Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # of code that comes with the model, too
         remedy = _remedy(error, "put tokenizer.json and tokenizer_config.json next to config.json")
         raise InputError(f"target.path={path} has no usable tokenizer ({first_line(error)}); {remedy}") from error
@@ -150,15 +158,12 @@ def _remedy(error: Exception, usual: str) -> str:
 
 
 def ends_of_turn(
-    path: str, revision: str | None, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+    path: str, folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> frozenset[int]:
     """Return the ids that end a turn when the target generates."""
-    own = has_file(path, GENERATION, revision)
+    own = (folder / GENERATION).exists()
     try:  # as transformers does for a loaded model: from its own file, else from the model's config
-        if own:
-            generation = GenerationConfig.from_pretrained(path, revision=revision or "main")
-        else:
-            generation = GenerationConfig.from_model_config(config)
+        generation = GenerationConfig.from_pretrained(folder) if own else GenerationConfig.from_model_config(config)
     except Exception as error:
         file = GENERATION if own else "config.json"
         raise InputError(
@@ -185,7 +190,7 @@ def make_identity(files: TargetFiles, weights_hash: str) -> TargetIdentity:
     template = files.tokenizer.chat_template
     return TargetIdentity(
         name=files.path,
-        revision=files.commit,
+        revision=files.revision,
         precision=files.quantization or files.checkpoint_dtype or "unstated",
         config_hash=config_hash(files.config_dict),
         tokenizer_hash=_tokenizer_hash(files.tokenizer),

@@ -26,6 +26,11 @@ class TargetIdentity(Record):
     weights_hash: str
     precision: str | None = None
 
+    @property
+    def known_as(self) -> str:
+        """The name, with the commit of a hub model."""
+        return self.name if self.revision is None else f"{self.name} (target.revision={self.revision})"
+
     def with_template(self, template_hash: str | None) -> "TargetIdentity":
         """Return the identity with the chat template that is in use, which may come from a file."""
         return replace(self, template_hash=template_hash)
@@ -72,7 +77,7 @@ def require_same_target(
     """Raise InputError unless both are one model; folders may differ, what they hold may not."""
     if differing := differences(expected, actual):
         raise InputError(
-            f"{expected_from} was made with target {expected.name}, {actual_from} is {actual.name}: "
+            f"{expected_from} was made with target {expected.known_as}, {actual_from} is {actual.known_as}: "
             f"they differ in {', '.join(differing)}; use the same target, tokenizer and chat template, or make "
             f"{expected_from} again with this one"
         )

@@ -82,8 +82,8 @@ def load_target(
     precision = resolved_dtype(dtype, on_cpu=place is not None and place.type == "cpu")
     files = read_target_files(path=path, revision=revision, trust_remote_code=trust_remote_code)
     placement = {"device_map": "auto"} if place is None else {}
-    source = {"revision": revision, "trust_remote_code": trust_remote_code}
-    model = _load_model(files, {**source, **placement, "dtype": precision, "attn_implementation": attention})
+    loading = {"trust_remote_code": trust_remote_code, "dtype": precision, "attn_implementation": attention}
+    model = _load_model(files, {**loading, **placement})
     if place is not None:
         model.to(place)  # type: ignore[arg-type]
     model.eval().requires_grad_(False)
@@ -152,7 +152,7 @@ def empty_model(files: TargetFiles) -> PreTrainedModel:
     """Build the target without memory for its weights, for its names and shapes."""
     try:
         with torch.device("meta"):
-            return _loader(files).from_config(files.config)
+            return _loader(files).from_config(files.config, trust_remote_code=files.trust_remote_code)
     except Exception as error:  # of code that comes with the model, too
         raise InputError(
             f"target.path={files.path}: transformers builds no model from its config.json ({first_line(error)}); "
@@ -165,7 +165,7 @@ def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
     # Other shapes are refused below: transformers' own error names no tensor.
     options |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:  # safetensors only: other weight files are pickles
-        model, report = loader.from_pretrained(files.path, **options)
+        model, report = loader.from_pretrained(files.tensors.folder, **options)
     except Exception as error:  # of code that comes with the model, too
         attention = options["attn_implementation"]
         keys = f"target.path={files.path}" + (f" target.attention={attention}" if attention else "")

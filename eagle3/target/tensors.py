@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from eagle3.errors import InputError, first_line
 from eagle3.storage.typed_json import WeightIndex, read_typed
+from eagle3.target.hub import fetch_weights
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SAMPLE = 1024  # values at the start, in the middle and at the end of a tensor
@@ -27,27 +27,36 @@ ROUNDED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, eq=False)
 class CheckpointTensors:
-    """The safetensors files in a folder, or those of a hub model; errors name `target.path`."""
+    """The safetensors files in a folder, which those of a hub model are fetched into; errors name `target.path`."""
 
     path: str
-    revision: str | None
+    commit: str | None  # of a hub model
+    files: Path  # the other files
 
     @cached_property
     def folder(self) -> Path:
-        if Path(self.path).is_dir():
-            return Path(self.path)
-        return Path(snapshot_download(self.path, revision=self.revision, allow_patterns=["*.safetensors", INDEX]))
+        if self.commit is not None:
+            fetch_weights(self.path, self.commit, self.files, sorted({*(self._indexed or {"": SINGLE}).values()}))
+        return self.files
+
+    @cached_property
+    def _indexed(self) -> dict[str, str] | None:
+        if not (self.files / INDEX).is_file():
+            return None
+        return read_typed(self.files / INDEX, WeightIndex, made_by=f"fetch target.path={self.path} again")["weight_map"]
 
     @cached_property
     def file_of(self) -> dict[str, str]:
         """The file that holds each tensor, by the tensor's name."""
-        if (self.folder / INDEX).is_file():
-            index = read_typed(self.folder / INDEX, WeightIndex, made_by=f"fetch target.path={self.path} again")
-            return index["weight_map"]
+        if self._indexed is not None:
+            return self._indexed
         alone = self.folder / SINGLE  # the only one that transformers reads: others may be the same in another layout
         files = [SINGLE] if alone.is_file() else sorted(path.name for path in self.folder.glob("*.safetensors"))
         if not files:
-            raise InputError(f"target.path={self.path} holds no *.safetensors; fetch its weights, in that format")
+            raise InputError(
+                f"target.path={self.path} holds no *.safetensors, and other formats (*.bin, *.gguf) are not read; give "
+                f"its weights in that format"
+            )
         return {key: file for file in files for key in self._open(file).keys()}  # noqa: SIM118
 
     def require_files(self) -> None:

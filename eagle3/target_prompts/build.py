@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from eagle3.adapters.transformers import find_file
 from eagle3.answers.build import answer_task, build_chat, prompt_limit, prompts_ahead
 from eagle3.errors import InputError
 from eagle3.prompts.licenses.terms import SourceTerms, license_of, read_card
@@ -189,5 +188,4 @@ def _no_answers(failed: list[Row], done: int) -> InputError:
 
 def target_license(target: TargetFiles) -> str | None:
     """Return the licence in the target's model card."""
-    card = find_file(target.path, "README.md", target.revision)
-    return license_of(read_card(str(Path(card).parent))[0]) if card else None
+    return license_of(read_card(str(target.folder))[0])

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, DynamicCache, Gemma3nTextConfig, LlamaForCausalLM
 
 from eagle3.adapters.quiet import quiet_libraries
-from eagle3.adapters.transformers import has_file, keeps_keys_and_values
+from eagle3.adapters.transformers import keeps_keys_and_values
 from eagle3.errors import InputError
 from tests.stores import ASSETS
 
@@ -33,10 +33,6 @@ def test_layers_that_share_keys_and_values_have_a_layer_that_we_know() -> None:
     kinds = {type(layer).__name__ for layer in DynamicCache(config=config).layers}
     model: Any = SimpleNamespace(config=config)
     assert keeps_keys_and_values(model), f"{RELEASE}: layers without keys are one of {kinds}"
-
-
-def test_a_hub_that_cannot_be_asked_has_no_file() -> None:
-    assert not has_file("nobody/nothing", "config.json", None), f"{RELEASE}: cached_file finds what is not there"
 
 
 def test_a_template_is_rendered_without_the_newline_after_a_block() -> None:

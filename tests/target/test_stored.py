@@ -36,7 +36,7 @@ def test_a_changed_weight_and_one_that_is_not_there_show(tiny_path: Path, tmp_pa
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"holds no \*\.safetensors; fetch its weights"),
+        (None, r"holds no \*\.safetensors, and other formats .* give its weights"),
         (b"version https://git-lfs", r"model\.safetensors cannot be read .*Git LFS.*fetch it again"),
     ],
 )
@@ -53,13 +53,13 @@ def test_a_fine_tune_of_any_one_tensor_is_another_target(tmp_path: Path) -> None
     for family in ("qwen3_moe", "gpt_oss", "deepseek_v3"):
         folder = tmp_path / family
         save_with_tokenizer(build_model(family, 4), folder)
-        file, first = folder / "model.safetensors", CheckpointTensors(str(folder), None).hash(4)
+        file, first = folder / "model.safetensors", CheckpointTensors(str(folder), None, folder).hash(4)
         tensors = load_file(file)
         for name in tensors:
             changed = {**tensors, name: tensors[name] + 0.1 * torch.randn(tensors[name].shape).to(tensors[name].dtype)}
             file.unlink()
             save_file(changed, file, metadata={"format": "pt"})
-            assert CheckpointTensors(str(folder), None).hash(4) != first, name
+            assert CheckpointTensors(str(folder), None, folder).hash(4) != first, name
 
 
 def test_a_copy_of_a_tied_lm_head_and_another_order_of_names_are_the_same_target(

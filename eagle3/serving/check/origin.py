@@ -121,4 +121,4 @@ def _by_identity(trained: TargetIdentity, served: TargetIdentity) -> Iterator[Pr
         yield "warning", difference
     else:
         for part in differing:
-            yield "error", f"{part}: the head was trained on {trained.name}, not on {served.name}; use that"
+            yield "error", f"{part}: the head was trained on {trained.known_as}, not on {served.known_as}; use that"

@@ -43,8 +43,8 @@ def require_own_target(files: HeadFiles, target: TargetIdentity, parts: tuple[st
     differing = differences(trained, target, parts)
     if differing and other_precision(trained, target) is None:
         raise InputError(
-            f"heads: {files.path} was trained on {trained.name}, not on target.path={target.name}: they differ in "
-            f"{differing[0]}; compare heads of one target"
+            f"heads: {files.path} was trained on {trained.known_as}, not on target.path={target.known_as}: they "
+            f"differ in {differing[0]}; compare heads of one target"
         )
 
 

@@ -64,8 +64,9 @@ def require_exported(files: HeadFiles) -> HeadRecord:
 def require_trained_on(record: HeadRecord, target: TargetFiles) -> None:
     if differing := differences(record.origin.target, target.identity, ("config_hash", "weights_hash")):
         raise InputError(
-            f"target.path={target.path} is not the target of the training: they differ in {', '.join(differing)}; "
-            f"give the folder or the hub id of that one"
+            f"target.path={target.identity.known_as} is not the target of the training, "
+            f"{record.origin.target.known_as}: they differ in {', '.join(differing)}; give the folder or the hub id of "
+            f"that one"
         )
 
 
@@ -163,7 +164,7 @@ def hashes(record: HeadRecord, target: TargetFiles) -> list[tuple[str, str]]:
     if not folder.is_dir():
         return [
             *record.files.items(),
-            (f"{target.path} {target.commit}: samples of all weights", target.identity.weights_hash),
+            (f"{target.path} {target.revision}: samples of all weights", target.identity.weights_hash),
         ]
     weights = ((f"{folder.name}/{file.name}", sha256_file(file)) for file in sorted(folder.glob("*.safetensors")))
     return [*record.files.items(), *weights]

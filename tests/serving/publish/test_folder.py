@@ -150,7 +150,7 @@ def test_the_target_is_that_of_the_training_and_heads_of_other_trainers_are_refu
         (other / file.name).write_bytes(file.read_bytes())
     config = json.loads((TINY / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
-    with pytest.raises(InputError, match=r"target is not the target of the training: they differ in config; give"):
+    with pytest.raises(InputError, match=r"target is not the target of the training, .*tiny: they differ in config"):
         publish(f"target.path={other}")
     (head / "training.json").unlink()
     with pytest.raises(InputError, match=r"has no training\.json, which says where a head comes from"):
