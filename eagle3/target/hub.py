@@ -6,6 +6,8 @@ import os
 import re
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
+from weakref import WeakSet
 
 from huggingface_hub import HfApi, constants, is_offline_mode, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
@@ -25,6 +27,12 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 TEXTS = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py", "README.md")
 ELSEWHERE = ("original/*", "checkpoint-*/*", "onnx/*")  # the same model in other formats or states
 DENIED = 401, 403
+
+
+class WeightsBar(Bar):
+    """The library does not close its bars."""
+
+    made: ClassVar["WeakSet[Bar]"] = WeakSet()
 
 
 class NoBar(Bar):
@@ -71,7 +79,11 @@ def fetch_weights(path: str, commit: str, folder: Path, names: list[str]) -> Non
     """Add these files of weights to the folder, and no other ones: repositories also have them in other formats."""
     if not all((folder / name).exists() for name in names):
         log.info("fetching the weights of %s into the cache %s", path, constants.HF_HUB_CACHE)
-        _fetch(path, commit, names, Bar)
+        try:
+            _fetch(path, commit, names, WeightsBar)
+        finally:
+            for bar in [*WeightsBar.made]:
+                bar.close()
 
 
 def _fetch(path: str, revision: str | None, names: tuple[str, ...] | list[str], bar: type[Bar]) -> Path:

@@ -142,6 +142,7 @@ def test_what_the_hub_does_not_give_is_one_line_before_the_first_stage(
     with pytest.raises(InputError, match=message) as caught:
         check_ahead(run_of(), [*STAGES.values()])
     assert "hf_other" not in str(caught.value) and "\n" not in str(caught.value)
+    assert all(bar.disable for bar in of_the_hub.WeightsBar.made)  # closed: the line does not continue one of them
 
 
 def test_a_revision_that_is_not_there_is_named(hub: FakeHub) -> None:
