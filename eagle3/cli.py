@@ -4,7 +4,9 @@ import functools
 import logging
 import math
 import os
+import platform
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -27,12 +29,13 @@ from eagle3.adapters.hydra import (
 )
 from eagle3.errors import InputError, Interrupted
 from eagle3.home import expand_option
-from eagle3.hydra_run import CONF, output_dir, own_config_dirs
+from eagle3.hydra_run import CONF, launched_rank, output_dir, own_config_dirs
 from eagle3.messages import added_key, message_for_user, unnamed_option, wrong_override
 from eagle3.progress import close_bars, show_bars
 from eagle3.secrets import keep_secrets, public
 
 log = logging.getLogger(__name__)
+FIRST_RANK_S = 3.0  # in which a launcher ends the other ranks
 failed_jobs: list[Path] = []  # of a sweep in this process: their folders
 
 
@@ -149,9 +152,21 @@ def exit_with(message: str, status: int) -> NoReturn:
 def report_bug() -> None:
     """Print the traceback of the exception that is being handled, without secrets."""
     close_bars()
+    let_first_rank_speak()
     print(public(traceback.format_exc()), end="", file=sys.stderr, flush=True)
+
+
+def let_first_rank_speak() -> int:
+    """Return the rank of this process. Most errors are those of all ranks: the launcher ends the others when the first
+    has ended, before they repeat them."""
+    rank = launched_rank()
+    if rank:
+        time.sleep(FIRST_RANK_S)
+    return rank
 
 
 def report(message: str) -> None:
     close_bars()
+    if rank := let_first_rank_speak():
+        message = f"rank {rank} on {platform.node()}: {message}"
     print(f"error: {public(' '.join(message.split()))}", file=sys.stderr, flush=True)

@@ -22,10 +22,26 @@ OmegaConf.register_new_resolver("variable", lambda name, other: os.environ.get(n
 
 def job_name() -> str | None:
     """Return what names this run on every machine where a launcher starts its ranks, each at a moment of its own."""
-    if int(os.environ.get("SLURM_NTASKS", 1)) > 1:
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         return f"slurm-{os.environ['SLURM_JOB_ID']}"
     run = os.environ.get("TORCHELASTIC_RUN_ID")
     return f"torchrun-{run}" if run else None
+
+
+def launched_ranks() -> tuple[int, float] | None:
+    """Return on how many machines a launcher has started ranks, and how many on each; None if it has not.
+
+    Only tasks of srun have the variables of a step: a SLURM job without srun has SLURM_NTASKS, too."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        ranks, on_each = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        return ranks // on_each, on_each
+    tasks, nodes = (int(os.environ.get(f"SLURM_STEP_NUM_{each}", 1)) for each in ("TASKS", "NODES"))
+    return (nodes, tasks / nodes) if tasks > 1 else None
+
+
+def launched_rank() -> int:
+    """Return the number of this process among those of its launcher, as Lightning finds it; 0 without a launcher."""
+    return next((int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ), 0)
 
 
 def output_dir() -> Path:

@@ -53,6 +53,7 @@ PATHS = {
     "data": "a feature store",
 }
 NOBODY = re.compile(r"Could not determine home directory|getpwuid\(\): uid not found")  # pathlib's words, and pwd's
+RANK_LOST = re.compile(r"^Dist(Backend|Network|Store)Error: |/gloo/")  # of torch.distributed
 PACKAGE = Path(__file__).parent
 SCRIPTS = tuple(ROOT / f"{name}.py" for name in ("precompute", "train", "serve"))
 WRONG_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
@@ -81,6 +82,9 @@ def message_for_user(error: Exception) -> str | None:
             f"out of memory ({str(error).splitlines()[0]}); take smaller packs or batches (data.pack_tokens, "
             f"answers.batch_tokens, features.batch_tokens), a smaller kernels.loss_chunk or smaller model.* sizes"
         )
+    if RANK_LOST.search(f"{type(error).__name__}: {error}"):
+        reason = first_line(error).partition(". ")[0]
+        return f"no connection to the other ranks ({reason}); the first that ended says why; ckpt_path=auto resumes"
     if NOBODY.search(str(error)):  # e.g. W&B's, in a container that runs as a user of its own
         return (
             f"a library needs this user's home folder or name, and there is none ({error}); set HOME to a folder that "

@@ -718,15 +718,16 @@ def test_no_secret_is_written_printed_or_logged(world: World, tmp_path: Path) ->
     ("environment", "name"),
     [
         ({}, None),
-        ({"SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}, None),  # one process in a job: a run each
-        ({"SLURM_NTASKS": "16", "SLURM_JOB_ID": "7"}, "slurm-7"),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_JOB_ID": "7"}, None),  # one process in a job: a run each
+        ({"SLURM_NTASKS": "16"}, None),  # in a shell or script of a job, without srun
+        ({"SLURM_STEP_NUM_TASKS": "16", "SLURM_JOB_ID": "7"}, "slurm-7"),
         ({"TORCHELASTIC_RUN_ID": "first"}, "torchrun-first"),
     ],
 )
 def test_ranks_of_a_launcher_go_by_its_job(
     environment: dict[str, str], name: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for key in ("SLURM_NTASKS", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
+    for key in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(key, raising=False)
     for key, value in environment.items():
         monkeypatch.setenv(key, value)

@@ -34,6 +34,8 @@ Start = Callable[..., "Run"]
 class Recorder(lightning.Callback):
     """Notes epoch, samples and number of anchors of every batch; can send a signal after a number of batches."""
 
+    number = signal.SIGINT
+
     def __init__(self, signal_after: int | None = None) -> None:
         self.batches: list[tuple[int, tuple[str, ...], int]] = []
         self.signal_after = signal_after
@@ -41,7 +43,7 @@ class Recorder(lightning.Callback):
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.batches.append((trainer.current_epoch, batch.pack.sample_ids, batch.num_anchors))
         if len(self.batches) == self.signal_after:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(self.number)
 
 
 class Run:

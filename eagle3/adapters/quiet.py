@@ -12,6 +12,7 @@ def quiet_libraries() -> None:
     """Silence libraries: their progress bars for loading weights and their hints would drown ours."""
     require_transformers()
     warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")  # between Lightning and PyTorch
+    warnings.filterwarnings("ignore", message=r"`broadcast_buffers` is deprecated")  # by Lightning's DDPStrategy
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each retry, twice

@@ -1,8 +1,12 @@
 """The devices that a training runs on, by the keys of trainer."""
 
+import os
 from typing import Any
 
 import torch
+
+from eagle3.errors import InputError
+from eagle3.hydra_run import launched_ranks
 
 
 def listed_devices(devices: Any) -> list[int] | None:
@@ -20,7 +24,28 @@ def trains_on_gpu(trainer: dict[str, Any]) -> bool:
 
 def trains_on_several(trainer: dict[str, Any]) -> bool:
     """Say whether the training has several ranks. Lightning's own choice would send the buffers at every step."""
+    return trainer["num_nodes"] > 1 or num_devices(trainer) > 1
+
+
+def num_devices(trainer: dict[str, Any]) -> int:
     listed = listed_devices(trainer["devices"])
     if listed is None:
-        listed = [*range(torch.cuda.device_count() if trains_on_gpu(trainer) else 1)]
-    return trainer["num_nodes"] > 1 or len(listed) > 1
+        return torch.cuda.device_count() if trains_on_gpu(trainer) else 1
+    return len(listed)
+
+
+def require_launched(trainer: dict[str, Any]) -> None:
+    """Raise InputError unless the ranks of trainer are those that a launcher has started, if one has: each of them
+    would train alone in the same folder, or wait for others in vain."""
+    nodes, devices, launched = trainer["num_nodes"], num_devices(trainer), launched_ranks()
+    if launched is None:
+        os.environ.pop("SLURM_NTASKS", None)  # in a job without srun: Lightning would wait for ranks that nobody starts
+    elif launched != (nodes, devices):
+        raise InputError(
+            f"trainer.num_nodes={nodes} and trainer.devices={trainer['devices']} are {devices} ranks on each of "
+            f"{nodes} machines, but the launcher, torchrun or srun, has started {launched[1]:g} on each of "
+            f"{launched[0]}; give trainer.num_nodes={launched[0]} trainer.devices={launched[1]:g}, or start as many "
+            f"ranks as GPUs"
+        )
+    elif "SLURM_NTASKS" in os.environ:  # which Lightning reads together with these, though they may be the job's
+        os.environ |= {"SLURM_NNODES": str(nodes), "SLURM_NTASKS_PER_NODE": str(devices), "SLURM_JOB_NAME": "train"}

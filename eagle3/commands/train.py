@@ -1,6 +1,8 @@
 """Runs train.py: builds data, head and trainer, trains, and reports the score."""
 
 import logging
+import os
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext
@@ -14,6 +16,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import OmegaConf
@@ -23,7 +26,7 @@ from eagle3.adapters.lightning import is_no_validation, is_too_small_share, requ
 from eagle3.adapters.quiet import quiet_libraries
 from eagle3.cli import exit_with, failed_score
 from eagle3.commands import live
-from eagle3.commands.devices import trains_on_gpu, trains_on_several
+from eagle3.commands.devices import require_launched, trains_on_gpu, trains_on_several
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import SampleFilter
 from eagle3.errors import InputError, require_packages
@@ -37,14 +40,15 @@ from eagle3.head.registry import kind_named
 from eagle3.head_files.init_from import read_start
 from eagle3.head_files.record import Origin
 from eagle3.home import pasted
-from eagle3.hydra_run import CONF, in_own_process, output_dir
+from eagle3.hydra_run import CONF, in_own_process, launched_ranks, output_dir
 from eagle3.progress import duration
-from eagle3.provenance import provenance
+from eagle3.provenance import git_revision, provenance
 from eagle3.settings.nearest import did_you_mean
 from eagle3.settings.parts import plain
 from eagle3.settings.training import DataSettings, TrainRun
 from eagle3.storage.lock import hold
 from eagle3.storage.records import read_sealed_json, write_sealed_json
+from eagle3.training.callbacks import SameOnAllRanks
 from eagle3.training.loggers import EXTRAS, close, log_lineage, log_settings
 from eagle3.training.module import HeadTraining
 from eagle3.training.optim import AdamWCosine
@@ -65,7 +69,13 @@ def train(run: TrainRun) -> float:
     """Train, or resume, in this run's folder; return what a sweep maximises."""
     quiet_libraries()
     if rank_zero_only.rank:  # type: ignore[attr-defined]
-        logging.disable(logging.INFO)  # which is the same on every rank
+        logging.disable(logging.INFO if run.live else logging.WARNING)  # the same on every rank, but what is refused
+    if in_sweep() and launched_ranks() not in (None, (1, 1)):
+        exit_with(
+            "a sweep (-m) starts the ranks of its jobs itself, and torchrun or srun has started it several times; "
+            "start it once, e.g. with srun --ntasks=1",
+            1,
+        )
     if in_sweep() and run.ckpt_path == "auto" and (result := read_result()) is not None:
         require_same_job(result, run)
         return result["score"]  # of a finished job: the sweep is continued
@@ -88,6 +98,7 @@ def train_alone(run: TrainRun, checkpoints: RunCheckpoints, watching: Sequence[C
     run = replace(run, ckpt_path=checkpoints.resume_from(run.ckpt_path))
     if run.live:
         run = live.with_choices(run)
+    require_launched(run.trainer.keys)
     lightning.seed_everything(run.seed, verbose=False)
     torch.set_float32_matmul_precision(run.matmul_precision)
     callbacks = [*build_callbacks(run), *watching]  # a class of the user's own may refuse its keys
@@ -99,13 +110,15 @@ def train_alone(run: TrainRun, checkpoints: RunCheckpoints, watching: Sequence[C
     resume_step = resumed.global_step if resumed else None
     claimed = checkpoints.claim()
     loggers = build_loggers(run, resume_step or 0)
-    trainer = build_trainer(run, loggers, callbacks)
+    trainer = build_trainer(run, loggers, [SameOnAllRanks(of_all_ranks(run, data.source, resume_step)), *callbacks])
     trainer.strategy.checkpoint_io.claimed = claimed  # type: ignore[attr-defined]
     (checkpoints.run_dir / "result.json").unlink(missing_ok=True)  # of the part that is resumed
     if resumed and not isinstance(trainer.strategy, ModelParallelStrategy):  # which takes the file apart itself
         trainer.strategy.checkpoint_io.read_already = resumed.content  # type: ignore[attr-defined]
     del resumed  # its memory is Lightning's to free
     log_settings(loggers, plain(run), data.source.describe(), provenance())
+    if launched_ranks() and not (run.live or run.checkpoint_copies):  # ranks that wait for others run no handler
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         fit(trainer, module, data, ckpt_path=run.ckpt_path, weights_only=True)
         log_lineage(loggers, trainer.checkpoint_callback, data.source)
@@ -140,6 +153,17 @@ def read_result() -> dict[str, Any] | None:
 def made_with(run: TrainRun, source: FeatureSource | None) -> dict[str, Any]:
     """Return what a result depends on; features made while training are none of it."""
     return {"settings": settings_of_result(plain(run)), "features": source.fingerprint if source else None}
+
+
+def of_all_ranks(run: TrainRun, source: FeatureSource, resume_step: int | None) -> dict[str, Any]:
+    """Return what must be the same on every rank: with other packs or steps they would wait for one another."""
+    return settings_of_result(plain(run)) | {
+        "trainer.log_every_n_steps": run.trainer.keys["log_every_n_steps"],
+        "the step that ckpt_path resumes": resume_step,
+        "the features of data.path": source.fingerprint,
+        "the commit": git_revision(),
+        "the version of torch": torch.__version__,
+    }
 
 
 def require_same_job(result: dict[str, Any], run: TrainRun) -> None:
@@ -257,12 +281,24 @@ def build_trainer(run: TrainRun, loggers: list[Logger], callbacks: list[Callback
         part = part.with_keys(strategy=ddp["strategy"])
     # With callbacks.progress=null Lightning would add its own bar, for which the host waits for the GPU in every step.
     bar = settings["enable_progress_bar"] and any(isinstance(each, ProgressBar) for each in callbacks)
+    name = settings["strategy"]
+    if isinstance(name, str) and any(each in name for each in ("spawn", "fork", "notebook")):
+        raise InputError(
+            f"trainer.strategy={name} trains in copies of this process, which never sees the result; give "
+            f"trainer.strategy=ddp"
+        )
     try:
         part = part.with_keys(precision=chosen_precision(settings), enable_progress_bar=bar)
         trainer = part.build(callbacks=callbacks, logger=loggers)
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise InputError(f"trainer.* does not fit this machine or Lightning: {error}") from error
     require_lightning(trainer)
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if trainer.num_nodes > 1 and isinstance(environment, LightningEnvironment) and "NODE_RANK" not in os.environ:
+        raise InputError(
+            f"trainer.num_nodes={trainer.num_nodes}, but no launcher has started this rank, and nothing tells which "
+            f"machine this is; start the ranks with srun or torchrun, or set NODE_RANK, MASTER_ADDR and MASTER_PORT"
+        )
     return trainer
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import platform
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning import LightningModule, Trainer
 from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint, TQDMProgressBar
@@ -21,7 +23,7 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from eagle3.adapters.lightning import skip_sigterm_broadcast, unfinished_epoch
 from eagle3.data.loader import PackLoader
 from eagle3.data.pack import Batch
-from eagle3.errors import Interrupted
+from eagle3.errors import InputError, Interrupted
 from eagle3.hydra_run import how_to_resume
 from eagle3.progress import Bar
 from eagle3.storage.folder import LocalFolder
@@ -154,6 +156,10 @@ class EarlyStopping(callbacks.EarlyStopping):
             log.info("callbacks.early_stopping: no better %s in %d validations", self.monitor, self.wait_count)
 
 
+# SLURM sends the ranks SIGUSR1 where sbatch has --signal=USR1@SECONDS; Lightning would save a file of its own then.
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
 class Stop(Enum):
     """Progress of a stop by a signal. A signal handler moves only NO to SIGNALLED, so none is lost."""
 
@@ -165,7 +171,7 @@ class Stop(Enum):
 
 class LastCheckpoint(Checkpoint):
     """Saves `last.ckpt` every `every_n_steps` optimizer steps unless it has saved within `min_seconds`, at the end, and
-    on SIGINT or SIGTERM of any rank.
+    on a signal that stops any rank.
 
     It saves between steps, where the state is complete: a resumed run repeats nothing and skips nothing. If a
     validation or the end of an epoch follows, which Lightning would skip on resuming, it saves after the next step or
@@ -179,7 +185,7 @@ class LastCheckpoint(Checkpoint):
         self.handlers: dict = {}
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self.handlers = {number: signal.signal(number, self._remember) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.handlers = {number: signal.signal(number, self._remember) for number in STOPPING}
         self.due_step, self.saved_at = trainer.global_step, time.monotonic()
         if trainer.global_step:
             log.info("resumed at step %d of %s", trainer.global_step, trainer.estimated_stepping_batches)
@@ -246,6 +252,27 @@ class LastCheckpoint(Checkpoint):
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.stop is Stop.NO:
             self.stop = Stop.SIGNALLED
+
+
+class SameOnAllRanks(Callback):
+    """Ends a training whose ranks were started with other settings, features, checkpoints or code than the first."""
+
+    def __init__(self, own: dict[str, Any]) -> None:
+        self.own = own
+
+    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        ranks: list[Any] = [(platform.node(), self.own)] * trainer.world_size
+        if trainer.world_size > 1:
+            dist.all_gather_object(ranks, ranks[0])
+        (first_host, first), *others = ranks
+        for rank, (host, own) in enumerate(others, start=1):
+            keys = [key for key in first | own if first.get(key) != own.get(key) and "" not in (first[key], own[key])]
+            if keys:  # a machine without git does not know its commit
+                differing = ", ".join(f"{key}: {own.get(key)}, not {first.get(key)}" for key in keys)
+                raise InputError(
+                    f"rank {rank} on {host} is not of the same training as rank 0 on {first_host} ({differing}); start "
+                    f"all ranks with one command, on the same code, features and hydra.run.dir"
+                )
 
 
 class TrainingBar(Bar, Tqdm):

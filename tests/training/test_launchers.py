@@ -1,0 +1,137 @@
+"""Ranks that torchrun or srun has started: they are those of trainer, of one training, and say once what is wrong."""
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from omegaconf import OmegaConf
+from scripts import call_script, composed
+from training_runs import LIGHTNING_WARNS, SHORT, Start
+
+from eagle3 import cli
+from eagle3.commands.devices import require_launched
+from eagle3.errors import InputError, Interrupted
+from eagle3.hydra_run import launched_rank
+from eagle3.messages import message_for_user
+from eagle3.training.callbacks import SameOnAllRanks
+
+pytestmark = LIGHTNING_WARNS
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "first", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
+UNEVEN = SRUN | {"SLURM_STEP_NUM_TASKS": "3"}
+TWO_OF_TWO = ("trainer.num_nodes=2", "trainer.devices=2")
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*TORCHRUN, *SRUN, "SLURM_NNODES", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_NAME", "NODE_RANK", "RANK"):
+        monkeypatch.setenv(name, "")  # so that what a test's subject sets is taken back, too
+        monkeypatch.delenv(name)
+
+
+def launch(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def trainer_with(*overrides: str) -> Any:
+    return OmegaConf.to_container(composed("train", "trainer=cpu", *overrides).trainer, resolve=True)
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, SRUN, UNEVEN])
+@pytest.mark.parametrize("overrides", [(), ("trainer.devices=4",), ("trainer.num_nodes=2",)])
+def test_ranks_that_trainer_does_not_count_on_would_each_train_alone(
+    monkeypatch: pytest.MonkeyPatch, launcher: dict[str, str], overrides: tuple[str, ...]
+) -> None:
+    launch(monkeypatch, launcher)
+    with pytest.raises(InputError, match=r"; give trainer.num_nodes=2 trainer.devices=(2|1.5), or start as many ranks"):
+        require_launched(trainer_with(*overrides))
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, SRUN])
+def test_ranks_of_a_launcher_are_used(monkeypatch: pytest.MonkeyPatch, launcher: dict[str, str]) -> None:
+    launch(monkeypatch, launcher | {"SLURM_JOB_NAME": "interactive", "SLURM_NTASKS_PER_NODE": "8"})
+    require_launched(trainer_with(*TWO_OF_TWO))
+    if launcher is SRUN:  # Lightning reads the job's, in which srun may have started fewer
+        names = ("SLURM_NTASKS", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_NAME")
+        assert [os.environ[name] for name in names] == ["4", "2", "2", "train"]
+
+
+def test_lightning_starts_the_ranks_in_a_job_without_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch(monkeypatch, {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "1"})
+    require_launched(trainer_with("trainer.devices=2"))
+    assert "SLURM_NTASKS" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("trainer.num_nodes=2", "no launcher has started this rank"),
+        ("trainer.strategy=ddp_spawn", "trainer.strategy=ddp_spawn trains in copies of this process"),
+    ],
+)
+def test_ranks_that_would_wait_or_be_lost_are_refused(
+    store_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, message: str
+) -> None:
+    settings = (f"data.path={store_path}", f"run_dir={tmp_path}/run", *SHORT, "trainer.devices=2", setting)
+    with pytest.raises(SystemExit):
+        call_script("train", *settings, output_dir=tmp_path / "run")
+    assert message in capsys.readouterr().err
+
+
+def test_a_sweep_that_a_launcher_has_started_several_times_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch(monkeypatch, SRUN)
+    monkeypatch.setattr("eagle3.commands.train.in_sweep", lambda: True)
+    with pytest.raises(SystemExit):
+        call_script("train", "data.path=DIR", f"run_dir={tmp_path}", *SHORT, output_dir=tmp_path)
+    assert "start it once, e.g. with srun --ntasks=1" in capsys.readouterr().err
+
+
+def test_ranks_of_another_training_end_it_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"optim.lr": 0.003, "the commit": "abc"}
+
+    def gather(found: list, mine: Any) -> None:
+        found[:] = [mine, ("other", own | changed)]
+
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    trainer: Any = SimpleNamespace(world_size=2)
+    changed: dict[str, Any] = {"the commit": ""}  # that machine has no git
+    SameOnAllRanks(own).setup(trainer, None, "fit")  # type: ignore[arg-type]
+    changed["optim.lr"] = 0.1
+    with pytest.raises(InputError, match=r"rank 1 on other is .* \(optim.lr: 0.1, not 0.003\); start all ranks with"):
+        SameOnAllRanks(own).setup(trainer, None, "fit")  # type: ignore[arg-type]
+
+
+def test_an_error_of_another_rank_than_the_first_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(cli, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr(cli.platform, "node", lambda: "host")
+    for rank in ("0", "3"):
+        monkeypatch.setenv("RANK", rank)
+        assert launched_rank() == int(rank)
+        cli.report("no store")
+    assert capsys.readouterr().err == "error: no store\nerror: rank 3 on host: no store\n"
+    assert waited == [cli.FIRST_RANK_S]
+
+
+def test_a_lost_rank_is_one_line() -> None:
+    gloo = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [::1]:9: Connection reset. GLHF!"
+    for error in (RuntimeError(gloo), dist.DistBackendError("NCCL error in: x.cpp:1, unhandled system error\nmore")):
+        assert (message_for_user(error) or "").startswith("no connection to the other ranks (")
+    assert message_for_user(RuntimeError("a fault of ours")) is None
+
+
+def test_slurms_own_signal_saves_and_ends_like_others(train: Start) -> None:
+    run = train("run", signal_after=3)
+    run.recorder.number = signal.SIGUSR1
+    with pytest.raises(Interrupted):
+        run.fit()
+    assert (run.directory / "checkpoints/last.ckpt").is_file()
