@@ -35,6 +35,7 @@ from eagle3.progress import close_bars, show_bars
 from eagle3.secrets import keep_secrets, public
 
 log = logging.getLogger(__name__)
+PARENT = os.getppid()
 FIRST_RANK_S = 3.0  # in which a launcher ends the other ranks
 failed_jobs: list[Path] = []  # of a sweep in this process: their folders
 
@@ -145,7 +146,11 @@ def start(main: Callable[[], Any]) -> None:
 
 def exit_with(message: str, status: int) -> NoReturn:
     interrupts.end_silently()
-    report(message)
+    rank = let_first_rank_speak()
+    if not rank:
+        report(message)
+    elif status != interrupts.STATUS:  # which all ranks end with
+        report(f"rank {rank} on {platform.node()}: {message}")
     sys.exit(status)
 
 
@@ -158,15 +163,15 @@ def report_bug() -> None:
 
 def let_first_rank_speak() -> int:
     """Return the rank of this process. Most errors are those of all ranks: the launcher ends the others when the first
-    has ended, before they repeat them."""
+    has ended, before they repeat them; if the first was the launcher, they end with it."""
     rank = launched_rank()
     if rank:
         time.sleep(FIRST_RANK_S)
+        if os.getppid() != PARENT:
+            sys.exit(1)
     return rank
 
 
 def report(message: str) -> None:
     close_bars()
-    if rank := let_first_rank_speak():
-        message = f"rank {rank} on {platform.node()}: {message}"
     print(f"error: {public(' '.join(message.split()))}", file=sys.stderr, flush=True)

@@ -140,7 +140,7 @@ def test_a_training_continues_with_more_processes_and_with_fewer(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_damaged_shard_in_the_share_of_one_rank_is_one_line_of_each(tmp_path: Path) -> None:
+def test_a_damaged_shard_in_the_share_of_one_rank_is_one_line(tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", random_samples(60))
     damaged = shard_of(store, 1)  # the second rank's
     content = bytearray(damaged.read_bytes())
@@ -152,5 +152,5 @@ def test_a_damaged_shard_in_the_share_of_one_rank_is_one_line_of_each(tmp_path: 
         "trainer.devices=2",
     )  # fmt: skip
     said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert done.returncode == 1 and len(said) == 2 and all(f"{damaged} has sha256" in line for line in said)
+    assert done.returncode == 1 and len(said) == 1 and f"{damaged} has sha256" in said[0]
     assert "Traceback" not in done.stderr

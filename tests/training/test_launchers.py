@@ -117,9 +117,11 @@ def test_an_error_of_another_rank_than_the_first_names_it(
     for rank in ("0", "3"):
         monkeypatch.setenv("RANK", rank)
         assert launched_rank() == int(rank)
-        cli.report("no store")
-    assert capsys.readouterr().err == "error: no store\nerror: rank 3 on host: no store\n"
-    assert waited == [cli.FIRST_RANK_S]
+        for message, status in (("no store", 1), ("stopped", 130)):
+            with pytest.raises(SystemExit):
+                cli.exit_with(message, status)
+    assert capsys.readouterr().err == "error: no store\nerror: stopped\nerror: rank 3 on host: no store\n"
+    assert waited == [cli.FIRST_RANK_S] * 2
 
 
 def test_a_lost_rank_is_one_line() -> None:
