@@ -41,7 +41,8 @@ def launched_ranks() -> tuple[int, float] | None:
 
 def launched_rank() -> int:
     """Return the number of this process among those of its launcher, as Lightning finds it; 0 without a launcher."""
-    return next((int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ), 0)
+    values = (os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+    return next((int(value) for value in values if value.isdigit()), 0)
 
 
 def output_dir() -> Path:
