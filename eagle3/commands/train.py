@@ -70,8 +70,8 @@ def train(run: TrainRun) -> float:
     quiet_libraries()
     if rank_zero_only.rank:  # type: ignore[attr-defined]
         logging.disable(logging.INFO if run.live else logging.WARNING)  # the same on every rank, but what is refused
-    if in_sweep() and launched_ranks() not in (None, (1, 1)):
-        exit_with(
+    if in_sweep() and launched_ranks() not in (None, (1, 1)) and "SUBMITIT_EXECUTOR" not in os.environ:
+        exit_with(  # in submitit's jobs, the ranks are those that the sweep has asked for
             "a sweep (-m) starts the ranks of its jobs itself, and torchrun or srun has started it several times; "
             "start it once, e.g. with srun --ntasks=1",
             1,

@@ -23,12 +23,13 @@ pytestmark = LIGHTNING_WARNS
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "first", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
 SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
 UNEVEN = SRUN | {"SLURM_STEP_NUM_TASKS": "3"}
+OTHERS = ("SUBMITIT_EXECUTOR", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_NAME", "NODE_RANK", "RANK")
 TWO_OF_TWO = ("trainer.num_nodes=2", "trainer.devices=2")
 
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*TORCHRUN, *SRUN, "SLURM_NNODES", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_NAME", "NODE_RANK", "RANK"):
+    for name in (*TORCHRUN, *SRUN, *OTHERS):
         monkeypatch.setenv(name, "")  # so that what a test's subject sets is taken back, too
         monkeypatch.delenv(name)
 
@@ -83,14 +84,18 @@ def test_ranks_that_would_wait_or_be_lost_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_sweep_that_a_launcher_has_started_several_times_ends(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [({}, "start it once, e.g. with srun --ntasks=1"), ({"SUBMITIT_EXECUTOR": "slurm"}, "give trainer.num_nodes=2")],
+)
+def test_a_sweep_is_started_once_and_a_job_of_it_uses_the_ranks_that_it_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], variables: dict, message: str
 ) -> None:
-    launch(monkeypatch, SRUN)
+    launch(monkeypatch, SRUN | variables)
     monkeypatch.setattr("eagle3.commands.train.in_sweep", lambda: True)
     with pytest.raises(SystemExit):
         call_script("train", "data.path=DIR", f"run_dir={tmp_path}", *SHORT, output_dir=tmp_path)
-    assert "start it once, e.g. with srun --ntasks=1" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_ranks_of_another_training_end_it_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
