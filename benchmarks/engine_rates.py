@@ -135,7 +135,7 @@ def answers(target: StoredTarget, launch: LaunchSettings, work: Path, count: int
     sampling = Sampling(temperature=0.7, top_p=1.0, top_k=0, max_new_tokens=ANSWER_TOKENS)
     run = precompute_run()
     chat = Chat(target.tokenizer, run.chat, stop_ids=target.stop_ids)
-    servers = build_servers(launch, 1, target=target.path, revision=None, draft=None, folder=work / "logs")
+    servers = build_servers(launch, 1, target=target, draft=None, folder=work / "logs")
     with serving(servers) as [server], ExitStack() as stack:
         own = replace(run.answers.read(ServedSettings), urls=[server.url])
         answerer = ServedAnswerer(own, target=target, chat=chat, sampling=sampling, launch=launch, folder=work)

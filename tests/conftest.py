@@ -66,7 +66,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     HydraConfig.instance().cfg = None  # of a command that a test before this one has called
     if chat := sys.modules.get("eagle3.answers.chat"):
-        chat._warn_once.cache_clear()
+        chat._log_once.cache_clear()
     whole = any(ASSETS.parent / name in (item.path, item.path.parent) for name in WHOLE_RUNS)
     shapes.update("jaxtyping_disable", whole and not item.get_closest_marker("shapes"))
 

@@ -90,7 +90,7 @@ class Chat:
     def _tell_unread(self, setting: str, names: Iterable[str]) -> None:
         for name in names:
             if name not in self._words:
-                _warn_once(f"{setting}: {name} has no effect, because the chat template does not read it")
+                _log_once(f"{setting}: {name} has no effect, because the chat template does not read it")
 
     def prompt_ids(self, messages: Messages) -> list[int]:
         """Token ids up to where generation begins. Raises `RefusedConversation` when the template does."""
@@ -267,13 +267,13 @@ class Chat:
         if isinstance(stop_tokens, list):
             given = self._ids_of(stop_tokens)
             if end is not None and end not in given | self.stop_ids:
-                _warn_once(
+                _log_once(
                     f"chat.stop_tokens={stop_tokens} leaves out {self.name_of(end)}, with which the chat template ends "
                     f"a turn: answers may run on after it"
                 )
             return given - self.stop_ids
         if not texts:
-            _warn_once("the chat template refuses a plain conversation: not checked what ends a turn")
+            _log_once("the chat template refuses a plain conversation: not checked what ends a turn")
             return frozenset()
         if end is None:
             raise InputError(
@@ -282,10 +282,11 @@ class Chat:
                 f"chat.stop_tokens=['</s>'], or give [] for the target's own alone ({own})"
             )
         if end not in self.stop_ids:
-            _tell_once(
+            _log_once(
                 f"the chat template ends a turn with {self.name_of(end)}, which is not among the target's stop tokens "
                 f"({own}): it ends answers here (chat.stop_tokens=auto); servers need it too, as eos_token_id in "
-                f"generation_config.json"
+                f"generation_config.json",
+                logging.INFO,
             )
         return frozenset({end}) - self.stop_ids
 
@@ -378,10 +379,5 @@ def common_start(first: Items, *others: Items) -> Items:
 
 
 @cache
-def _tell_once(message: str) -> None:
-    log.info(message)
-
-
-@cache
-def _warn_once(message: str) -> None:
-    log.warning(message)
+def _log_once(message: str, level: int = logging.WARNING) -> None:
+    log.log(level, message)

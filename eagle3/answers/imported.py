@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from eagle3.answers.calls import require_calls_rendered
-from eagle3.answers.chat import NOT_WHOLE, QUESTION, SENTINEL, Chat, Messages, RefusedConversation, ids_in_text
+from eagle3.answers.chat import (
+    NOT_WHOLE,
+    QUESTION,
+    SENTINEL,
+    Chat,
+    Messages,
+    RefusedConversation,
+    common_start,
+    ids_in_text,
+)
 from eagle3.answers.rows import AnsweredRow, AnswerError, error_row, new_row, too_long
 from eagle3.prompts.reading.conversation import REASONING
 from eagle3.prompts.reading.prompt import CALLS
@@ -207,7 +216,7 @@ def _located(chat: Chat, messages: Messages, prompt: str, head: str, tail: str, 
         return "", content
     closed = False
     if reasoning is not None:
-        begun = prompt[_same(prompt, chat.render(messages[:-1], add_generation_prompt=False)) :]
+        begun = prompt[len(common_start(prompt, chat.render(messages[:-1], add_generation_prompt=False))) :]
         closed = reasoning.end in begun
         opened = reasoning.opened_by(begun)
         if opened or (reasoning.begins(content) and not closed):
@@ -218,7 +227,7 @@ def _located(chat: Chat, messages: Messages, prompt: str, head: str, tail: str, 
     if head.startswith(prompt):
         return head[len(prompt) :], content
     # The prompt may close an empty span of reasoning that the template leaves out of a written answer.
-    same = _same(prompt, head)
+    same = len(common_start(prompt, head))
     if not (closed and reasoning and reasoning.is_empty(prompt[same:]) and reasoning.is_empty(head[same:])):
         raise RefusedConversation(NOT_CONTINUED)
     return "", content
@@ -262,10 +271,6 @@ def _require_rendered_in_fields(chat: Chat, messages: Messages, prompt: str, tai
     _refuse_control_tokens(chat, "\n".join([thought, *said]))
     if said and rendered(thought, *said) != f"{prompt}{answer['content']}{tail}":
         raise RefusedConversation(NOT_WHOLE)
-
-
-def _same(one: str, other: str) -> int:
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _refuse_control_tokens(chat: Chat, answer: str) -> None:

@@ -86,8 +86,7 @@ class ServedAnswerer(Answerer):
         servers = build_servers(
             self.launch,
             own.servers,
-            target=self.target.path,
-            revision=self.target.revision,
+            target=self.target,
             draft=draft,
             folder=self.folder,
             flags_of=lambda number: FLAGS,

@@ -51,6 +51,12 @@ class Gains(NamedTuple):
     verifications: Float[np.ndarray, " N"]
     conversations: Int[np.ndarray, " N"]
 
+    @classmethod
+    def of_rounds(cls, rounds: Sequence[Sequence[int]], conversations: Sequence[int]) -> "Gains":
+        """Count the `rounds` of each prompt, which are the drafts that each of its verifications accepted."""
+        accepted, verifications = (np.array([of(each) for each in rounds], float) for of in (sum, len))
+        return cls(accepted, verifications, np.array(conversations))
+
     def of(self, prompts: np.ndarray) -> "Gains":
         return Gains(self.accepted[prompts], self.verifications[prompts], self.conversations[prompts])
 

@@ -9,6 +9,7 @@ from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.secrets import SAYS_SECRET
 from eagle3.settings.engine import LaunchSettings
+from eagle3.target.files import TargetFiles
 
 REFUSED = {
     "host": "set launch.host instead",
@@ -27,17 +28,12 @@ REFUSED = {
 
 
 def launch_command(
-    settings: LaunchSettings,
-    *,
-    target: str,
-    revision: str | None,
-    draft: Draft | None,
-    flags: Mapping[str, Any] | None = None,
+    settings: LaunchSettings, target: TargetFiles, draft: Draft | None, flags: Mapping[str, Any] | None = None
 ) -> list[str]:
     """Return the command that serves `target`, without a head if `draft` is None.
 
     `flags` are what the caller needs besides; launch.extra_flags override all others."""
-    flags = _server_flags(settings, target, revision) | (draft_flags(draft) if draft else {}) | dict(flags or {})
+    flags = _server_flags(settings, target) | (draft_flags(draft) if draft else {}) | dict(flags or {})
     flags |= _extra_flags(settings, speculative=draft is not None)
     return [settings.interpreter, "-m", "sglang.launch_server", *words_of(flags)]
 
@@ -53,10 +49,10 @@ def shell_line(settings: LaunchSettings, command: list[str]) -> str:
     return " ".join([*variables, shlex.join(command)])
 
 
-def _server_flags(settings: LaunchSettings, target: str, revision: str | None) -> dict[str, Any]:
+def _server_flags(settings: LaunchSettings, target: TargetFiles) -> dict[str, Any]:
     return {
-        "model-path": target,
-        "revision": revision,
+        "model-path": target.path,
+        "revision": target.revision,
         "host": settings.host,
         "port": settings.port,
         "dtype": settings.dtype,

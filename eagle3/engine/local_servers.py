@@ -13,6 +13,7 @@ from eagle3.engine.draft import Draft
 from eagle3.engine.process import END_S, POLL_S, Server, end_with_the_terminal, is_free_port, require_free_port
 from eagle3.engine.versions import count_gpus, find_sglang
 from eagle3.settings.engine import LaunchSettings
+from eagle3.target.files import TargetFiles
 from eagle3.workers.task import WorkerId
 
 PORTS = 8  # reserved for each worker: one for each server on its machine
@@ -22,8 +23,7 @@ def build_servers(
     settings: LaunchSettings,
     count: int | None,
     *,
-    target: str,
-    revision: str | None,
+    target: TargetFiles,
     draft: Draft | None,
     folder: Path,
     flags_of: Callable[[int], Mapping[str, Any]] = lambda number: {},
@@ -44,7 +44,7 @@ def build_servers(
     for number in range(count):
         own = replace(settings, port=settings.port + number)
         flags = {**flags_of(number), "base-gpu-id": number * settings.tp_size or None}
-        command = launch_command(own, target=target, revision=revision, draft=draft, flags=flags)
+        command = launch_command(own, target, draft, flags)
         servers.append(Server(own, command, log=folder / f"server-{number}.log", name=f"server {number}"))
     return servers
 

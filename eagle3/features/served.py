@@ -131,8 +131,7 @@ class ServedExtractor(Extractor):
         servers = build_servers(
             with_hooks(self.launch),
             self.settings.servers,
-            target=self.target.path,
-            revision=self.target.revision,
+            target=self.target,
             draft=None,
             folder=self.folder,
             flags_of=flags_of,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from eagle3.draft_shape import Shape
 from eagle3.storage.files import write_whole
 from eagle3.storage.records import write_sealed_json
 
@@ -25,3 +26,8 @@ def share(value: float | None) -> str:
 
 def with_error(value: float, standard_error: float | None) -> str:
     return f"{value:.3f}" + ("" if standard_error is None else f" ± {standard_error:.3f}")
+
+
+def drafts(row: Mapping[str, Any]) -> str:
+    """Write the shape of the drafts of a row of compare.json."""
+    return str(Shape(row["steps"], row["topk"], row["draft_tokens"]))

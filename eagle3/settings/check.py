@@ -28,7 +28,7 @@ MISSING = "???"  # OmegaConf's word for a value that must be given
 SECRET = "launch.env."
 NO_ACTION = f"action is not set; take one of {', '.join(f'action={name}' for name in ACTIONS)}"
 
-TYPES = {
+RULES = {
     "int_type": "must be a whole number",
     "float_type": "must be a number",
     "bool_type": "must be true or false",
@@ -36,8 +36,6 @@ TYPES = {
     "list_type": "must be a list",
     "dict_type": "must be a group of keys",
     "finite_number": "must be a finite number",
-}
-BOUNDS = {
     "greater_than_equal": "must be {ge} or more",
     "greater_than": "must be above {gt}",
     "less_than_equal": "must be at most {le}",
@@ -132,11 +130,9 @@ def _other_script_with(key: str, script: str, options: list[str]) -> str:
 
 
 def _rule(fault: Mapping[str, Any]) -> str:
-    kind, context = fault["type"], fault.get("ctx", {})
-    if kind in TYPES:
-        return TYPES[kind]
+    context = fault.get("ctx", {})
     bounds = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in context.items()}
-    return BOUNDS[kind].format(**bounds) if kind in BOUNDS else fault["msg"]
+    return RULES.get(fault["type"], "{msg}").format(**bounds, msg=fault["msg"])
 
 
 def _key(place: tuple[int | str, ...]) -> str:
@@ -156,9 +152,8 @@ def _default(place: tuple[int | str, ...], script: str, options: list[str]) -> s
     return None if value == MISSING or "${" in str(value) else shown(value)
 
 
-def known_keys(script: str, options: list[str] | None = None) -> list[str]:
-    """Return all keys with these options, by default those of the command line, and groups of keys."""
-    options = _options(script) if options is None else options
+def known_keys(script: str, options: list[str]) -> list[str]:
+    """Return all keys with these options, and groups of keys."""
     return [key for key, _ in flattened(_defaults(script, tuple(options)), groups=True)]
 
 

@@ -30,9 +30,12 @@ Key = tuple[str, ...]
 
 def help_page(config: DictConfig) -> str:
     """Return the help page of a composed config: it shows the options that the command line chooses."""
-    texts = list(_option_files(config))
+    texts = [
+        (tuple(part for part in package.split(".") if part and part != "_global_"), file.read_text())
+        for package, file in option_files(config)
+    ]
     said = {key: comment for package, text in texts for key, comment in comments_of(package, text)}
-    groups = {group: comment for _, text in texts for group, comment in _of_groups(text)}
+    groups = {_group(key[-1]): comment for key, comment in said.items() if key[-2:-1] == ("defaults",)}
     page = [
         _about(config.hydra.job.config_name, config.get("action")),
         "Groups, GROUP=OPTION (* marks the current option):",
@@ -63,12 +66,6 @@ def about_option(path: Path) -> str:
 
 
 # --- conf/ -----------------------------------------------------------------------------------------------------------
-
-
-def _option_files(config: DictConfig) -> Iterator[tuple[Key, str]]:
-    """Yield each YAML file that the config is made of, with the place of its keys."""
-    for package, file in option_files(config):
-        yield tuple(part for part in package.split(".") if part and part != "_global_"), file.read_text()
 
 
 def _groups(config: DictConfig, said: dict[str, str]) -> Iterator[str]:
@@ -119,20 +116,15 @@ def _of_mapping(node: yaml.MappingNode, place: Key, lines: list[str]) -> Iterato
         comment = _behind(lines, mark) or _above(lines, name.start_mark.line)
         if comment:
             yield key, comment
-        if inside:
-            yield from _of_mapping(value, key, lines)
+        items = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        for item in items:
+            if isinstance(item, yaml.MappingNode):  # in a list, such as the defaults: of its keys
+                yield from _of_mapping(item, key, lines)
 
 
-def _of_groups(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the groups of a file's defaults list that have a comment after their option."""
-    root = yaml.compose(text)
-    lists = (
-        [value for name, value in root.value if name.value == "defaults"] if isinstance(root, yaml.MappingNode) else []
-    )
-    for item in lists[0].value if lists else ():
-        for name, value in item.value if isinstance(item, yaml.MappingNode) else ():
-            if comment := _behind(text.splitlines(), value.end_mark):
-                yield name.value.removeprefix("optional ").removeprefix("override ").strip("/"), comment
+def _group(entry: str) -> str:
+    """Return the group of an entry of a defaults list."""
+    return entry.removeprefix("optional ").removeprefix("override ").strip("/")
 
 
 def _behind(lines: list[str], mark: yaml.Mark) -> str:

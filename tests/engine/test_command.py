@@ -4,6 +4,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,9 +31,13 @@ def settings(tmp_path: Path) -> LaunchSettings:
     return launch_settings(tmp_path)
 
 
+def served(path: str, revision: str | None = None) -> Any:
+    return SimpleNamespace(path=path, revision=revision)
+
+
 def command(settings: LaunchSettings, **draft: Any) -> dict[str, list[str]]:
     """Flag → its values."""
-    words = launch_command(settings, target="/models/mine", revision=None, draft=Draft(**CHAIN | draft))
+    words = launch_command(settings, served("/models/mine"), Draft(**CHAIN | draft))
     assert words[:3] == [settings.interpreter, "-m", "sglang.launch_server"]
     flags: dict[str, list[str]] = {}
     for word in words[3:]:
@@ -46,7 +51,7 @@ def command(settings: LaunchSettings, **draft: Any) -> dict[str, list[str]]:
 
 def test_every_flag_is_one_that_sglang_knows_and_given_only_when_the_user_says_so(tmp_path: Path) -> None:
     every = launch_settings(tmp_path, mem_fraction_static=0.5, overlap_schedule=False, trust_remote_code=True)
-    words = launch_command(every, target="t", revision="main", draft=Draft(**CHAIN, draft_window=512))
+    words = launch_command(every, served("t", revision="main"), Draft(**CHAIN, draft_window=512))
     assert {word for word in words if word.startswith("--")} == KNOWN
     assert words[words.index("--speculative-draft-window-size") + 1] == "512"
     given = {"--mem-fraction-static", "--disable-overlap-schedule", "--trust-remote-code", "--revision",
@@ -119,7 +124,7 @@ def test_our_python_path_reaches_the_server_only_when_asked_for(
 
 def test_the_printed_line_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     settings = launch_settings(tmp_path, python="/my env/python", env={"A": "b c"})
-    words = launch_command(settings, target="/my model ü", revision=None, draft=None)
+    words = launch_command(settings, served("/my model ü"), None)
     line = shell_line(settings, words)
     assert shlex.split(line) == ["A=b c", *words]
     assert launch_settings(tmp_path).interpreter == sys.executable
@@ -128,7 +133,7 @@ def test_the_printed_line_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
 def test_what_the_caller_needs_comes_after_our_flags_and_before_extra_flags(settings: LaunchSettings) -> None:
     given = replace(settings, extra_flags={"b": 3, "speculative-algorithm": "NGRAM"})
     flags = {"dtype": "own", "a": 1, "b": 2, "speculative-algorithm": "EAGLE3"}
-    words = launch_command(given, target="t", revision=None, draft=None, flags=flags)
+    words = launch_command(given, served("t"), None, flags)
     assert [words[words.index(flag) + 1] for flag in ("--dtype", "--a", "--b", "--speculative-algorithm")] == [
         "own", "1", "3", "EAGLE3",
     ]  # fmt: skip

@@ -31,7 +31,7 @@ def start(tmp_path: Path, tiny_path: Path) -> Start:
 
     def prepared(fault: str = "", **changes: Any) -> Server:
         settings = launch_settings(sglang_site(tmp_path), fault=fault, **changes)
-        command = launch_command(settings, target=str(tiny_path), revision=None, draft=None)
+        command = launch_command(settings, SimpleNamespace(path=str(tiny_path), revision=None), None)
         return Server(settings, command, log=tmp_path / "logs" / "server.log", name="the plain server")
 
     return prepared

@@ -4,7 +4,6 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +98,7 @@ def gather_facts(
 
 
 def bench_commands(launch: LaunchSettings, target: TargetFiles, draft: Draft | None) -> dict[Side, list[str]]:
-    command = partial(launch_command, launch, target=target.path, revision=target.revision)
-    return {"plain": command(draft=None), "head": command(draft=draft)}
+    return {"plain": launch_command(launch, target, None), "head": launch_command(launch, target, draft)}
 
 
 def find_notes(loads: Sequence[MeasuredLoad], facts: Mapping[str, Any], plan: BenchPlan) -> dict[str, str]:

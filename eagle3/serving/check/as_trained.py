@@ -9,10 +9,9 @@ Shapes: K steps, R anchors: places where a round may begin.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from eagle3.data.pack import pack_samples
@@ -54,7 +53,7 @@ def check_as_trained(files: HeadFiles, measurer: Measurer, trained: Head | None 
         return Finding(CHECK, "skipped", str(reason).partition("; ")[0])
     if not then:
         return Finding(CHECK, "skipped", "no held-out answer of the training has two tokens and fits")
-    return judged(measurer, gains(now), gains(then))
+    return judged(measurer, *(Gains.of_rounds(rounds, range(len(rounds))) for rounds in (now, then)))
 
 
 def judged(measurer: Measurer, now: Gains, then: Gains) -> Finding:
@@ -114,8 +113,3 @@ def replayed(speculator: Speculator, sample: Sample, steps: int) -> list[int]:
     accepted = (places[:, steps - 1] < steps).sum(1)  # (R,)
     left = torch.arange(len(accepted), 0, -1)  # tokens of the answer: drafts past its end do not count
     return rounds_of_turn(torch.minimum(accepted, left).tolist())
-
-
-def gains(rounds: Sequence[list[int]]) -> Gains:
-    accepted, verifications = ([of(each) for each in rounds] for of in (sum, len))
-    return Gains(np.array(accepted, float), np.array(verifications, float), np.arange(len(rounds)))

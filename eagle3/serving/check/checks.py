@@ -69,19 +69,8 @@ CHECKS: tuple[Check, ...] = (
     check_t2d,
     check_target,
 )
-# Of what SGLang or another server does with EAGLE-3's config.json; heads of another kind are decoded as it is.
-OF_EAGLE3: tuple[Check, ...] = (
-    check_layout,
-    check_options,
-    check_residual,
-    check_norm_output,
-    check_draft_vocab_size,
-    check_layer_ids,
-    check_rope,
-    check_context,
-    check_dtype,
-    check_embedding,
-)
+# The others are about what a server does with EAGLE-3's config.json; heads of another kind are decoded as it is.
+OF_EVERY_KIND = (check_model, check_servers, check_tensors, check_d2t, check_t2d, check_target)
 # With errors of these our decoder still computes what SGLang would, or with `residual` what vLLM would: the accept
 # length tells how much they cost.
 DECODED_ALL_THE_SAME = ("layout", "options", "residual", "layer_ids", "context", "dtype", "embedding", "t2d")
@@ -101,7 +90,7 @@ def _findings(check: Check, files: HeadFiles, facts: TargetFacts, known: set[str
     problems: list[Problem] = []
     try:
         kind = read_kind(files)
-        if kind is not EAGLE3 and check in OF_EAGLE3:
+        if kind is not EAGLE3 and check not in OF_EVERY_KIND:
             return [Finding(name, "skipped", f"it is about heads of EAGLE-3, this one is of kind {kind.name}")]
         for problem in check(files, facts):
             problems.append(problem)

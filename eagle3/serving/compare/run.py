@@ -12,12 +12,11 @@ import numpy as np
 from eagle3 import markdown
 from eagle3.decoding.paired import CONFIDENCE, Estimate, accept_length, difference
 from eagle3.decoding.speculate import load_speculator
-from eagle3.draft_shape import Shape
 from eagle3.head_files.files import read_files
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import require_targets
 from eagle3.serving.compare.measure import ALL, Gained, Measured, answers_at, measure_head
-from eagle3.serving.report import with_error, write_report
+from eagle3.serving.report import drafts, with_error, write_report
 from eagle3.settings.serving import CompareRun
 from eagle3.storage.files import sha256_file, sha256_json
 from eagle3.target.model import Target
@@ -157,7 +156,6 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cells(row: Mapping[str, Any], *, by_position: bool) -> list[str]:
-    drafts = str(Shape(row["steps"], row["topk"], row["draft_tokens"]))
     against = [""] * 3
     if row["difference"]:
         estimate = Estimate(**row["difference"])
@@ -166,5 +164,5 @@ def _cells(row: Mapping[str, Any], *, by_position: bool) -> list[str]:
             against[1:] = [f"{estimate.low:+.3f} to {estimate.high:+.3f}", f"{estimate.standard_error:.3f}"]
     length = Estimate(**row["accept_length"])
     named = [row["source"], *([row["positions"]] if by_position else [])]
-    named += [str(row["prompts"]), row["sampling"], drafts, row["head"]]
+    named += [str(row["prompts"]), row["sampling"], drafts(row), row["head"]]
     return [*named, with_error(length.value, length.standard_error), *against]

@@ -10,13 +10,13 @@ from typing import Any
 
 from eagle3 import markdown
 from eagle3.decoding.paired import CONFIDENCE, Estimate, mean_of
-from eagle3.draft_shape import Shape
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import require_targets
 from eagle3.serving.compare.jobs import Job, Jobs
 from eagle3.serving.compare.kept import measure_jobs
 from eagle3.serving.compare.measure import ALL, Gained
 from eagle3.serving.compare.run import conditions, rows, table, write_comparison
+from eagle3.serving.report import drafts
 from eagle3.settings.serving import CompareRun
 from eagle3.target.model import Target
 
@@ -100,7 +100,7 @@ def over_seeds(estimates: Sequence[Mapping[str, Any]]) -> Estimate:
 
 def verdict(row: Mapping[str, Any], first: str) -> str:
     """Say in a sentence how far a setting is from the first one, and whether that is more than chance."""
-    against, way = f"{row['setting']} - {first}", f"in a {_drafts(row)}, {row['sampling']}"
+    against, way = f"{row['setting']} - {first}", f"in a {drafts(row)}, {row['sampling']}"
     if not row["difference"]:
         return f"{against} {way}: no seed in common"
     difference = Estimate(**row["difference"])
@@ -125,7 +125,7 @@ def settings_page(made: Sequence[Mapping[str, Any]], prompts: PromptSet) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    cells = [row["sampling"], _drafts(row), row["setting"], str(len(row["seeds"]))]
+    cells = [row["sampling"], drafts(row), row["setting"], str(len(row["seeds"]))]
     cells += _cells_of(Estimate(**row["accept_length"]))
     return cells + (_cells_of(Estimate(**row["difference"]), "+") if row["difference"] else ["", ""])
 
@@ -134,10 +134,6 @@ def _cells_of(estimate: Estimate, sign: str = "") -> list[str]:
     """Write a value and its interval, which may be missing."""
     interval = "" if estimate.low is None else f"[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
     return [f"{estimate.value:{sign}.3f}", interval]
-
-
-def _drafts(row: Mapping[str, Any]) -> str:
-    return str(Shape(row["steps"], row["topk"], row["draft_tokens"]))
 
 
 def seed_pages(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from eagle3.draft_shape import Shape
 from eagle3.errors import InputError
 from eagle3.serving.bench.report import ratio
 from eagle3.serving.bench.stats import Interval
-from eagle3.serving.report import NONE, number, with_error
+from eagle3.serving.report import NONE, drafts, number, with_error
 from eagle3.settings.serving import KEYS_OF_SAMPLING, TokenSampling
 from eagle3.storage.records import read_sealed_json
 
@@ -56,7 +56,7 @@ def _decoded(result: Mapping[str, Any], name: str | None) -> Iterator[list[str]]
             part = "" if row["source"] == ALL else f": {row['source']}"
             texts = "" if row["positions"] == ALL else f", texts of {row['positions']} tokens"
             prompts = f"{where}{part}, {row['prompts']} prompts{texts}, at most {result['max_new_tokens']} tokens"
-            shape = _windowed(Shape(row["steps"], row["topk"], row["draft_tokens"]), result["draft_window"])
+            shape = _windowed(drafts(row), result["draft_window"])
             length = with_error(row["accept_length"]["value"], row["accept_length"]["standard_error"])
             yield [prompts, shape, row["sampling"], result["machine"], engine, length, NONE]
 
@@ -85,8 +85,8 @@ def _sampling(params: Mapping[str, Any]) -> str:
 
 def _served_shape(server: Mapping[str, Any]) -> str:
     keys = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
-    return _windowed(Shape(*(server[key] for key in keys)), server.get("speculative_draft_window_size"))
+    return _windowed(str(Shape(*(server[key] for key in keys))), server.get("speculative_draft_window_size"))
 
 
-def _windowed(shape: Shape, window: int | None) -> str:
-    return str(shape) if window is None else f"{shape}, window of {window}"
+def _windowed(shape: str, window: int | None) -> str:
+    return shape if window is None else f"{shape}, window of {window}"

@@ -32,7 +32,7 @@ def launch(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *
 
     `dry_run` prints the command alone, after a look at the head (InputError). The URL goes to stdout, the server's log
     to `folder` and stderr."""
-    command = launch_command(settings, target=target.path, revision=target.revision, draft=draft)
+    command = launch_command(settings, target, draft)
     if dry_run:
         require_head(settings, target, draft)
         print(public(shell_line(settings, command)))
@@ -66,17 +66,13 @@ def prepare(settings: LaunchSettings, target: TargetFiles, draft: Draft | None) 
 
 
 def require_head(settings: LaunchSettings, target: TargetFiles, draft: Draft | None, *, weights: bool = False) -> None:
-    """Raise InputError for what is wrong with a head; by default its weights are not read."""
-    if settings.check and draft is not None:
-        require_windowed_attention(settings, draft)
-        check_files(settings, draft.head, target, weights=weights)
-
-
-def check_files(settings: LaunchSettings, head: str, target: TargetFiles, *, weights: bool) -> None:
     """Log the checks that need neither decoding nor the target's weights, and raise InputError if one finds an error.
 
     Without the head's `weights` these are the checks of its config, and only what they find is logged."""
-    files = read_files(head) if weights else read_without_weights(head)
+    if draft is None or not settings.check:
+        return
+    require_windowed_attention(settings, draft)
+    files = read_files(draft.head) if weights else read_without_weights(draft.head)
     weight_files(files.path)  # they have to be there
     if files.record:  # the target's weights are not compared: only the server reads them
         warn_of_precision(files, make_identity(target, files.record.origin.target.weights_hash))
@@ -90,7 +86,7 @@ def check_files(settings: LaunchSettings, head: str, target: TargetFiles, *, wei
     findings = run_checks(files, facts, CHECKS if weights else CONFIG_CHECKS)
     if shown := [each for each in findings if weights or each.level in ("warning", "error")]:
         log.info(findings_table(shown))
-    require_no_errors(findings, head)
+    require_no_errors(findings, draft.head)
 
 
 def announce(server: Server, information: Mapping[str, Any]) -> None:

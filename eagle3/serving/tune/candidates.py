@@ -4,8 +4,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-import numpy as np
-
 from eagle3.decoding.paired import Gains, accept_length
 from eagle3.decoding.replay import Recording, answer_all, record
 from eagle3.decoding.speculate import load_speculator, nothing_verified, require_topk
@@ -100,11 +98,10 @@ def replayed_gains(recording: Recording, conversations: Sequence[int], settings:
     gains = {}
     for setting in settings:
         answers = recording.replay_each(**setting._asdict())
-        accepted = np.array([sum(each.gained) for each in answers], float)
-        verifications = np.array([each.verifications for each in answers], float)
-        if not verifications.any():
+        found = Gains.of_rounds([each.gained for each in answers], conversations)
+        if not found.verifications.any():
             raise nothing_verified(len(answers))
-        length = accept_length(Gains(accepted, verifications, np.array(conversations)))
-        per_verification = sum(each.tokens for each in answers) / float(verifications.sum())
+        length = accept_length(found)
+        per_verification = sum(each.tokens for each in answers) / float(found.verifications.sum())
         gains[setting] = Gain(length.value, per_verification, length.standard_error, len(answers))
     return gains

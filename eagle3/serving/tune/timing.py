@@ -28,7 +28,7 @@ class ServerTimer:
     log_dir: Path
 
     def command(self, draft: Draft | None) -> list[str]:
-        return launch_command(self.run.launch, target=self.target.path, revision=self.target.revision, draft=draft)
+        return launch_command(self.run.launch, self.target, draft)
 
     def __call__(self, setting: Shape | None) -> dict[int, Summary]:
         """Time a draft setting (None: the plain target) at each load."""

@@ -93,7 +93,7 @@ def test_the_text_says_what_was_measured_and_set_and_no_place_of_this_machine(fi
 
 def test_the_command_has_the_flags_that_launch_gives(files: HeadFiles) -> None:
     text = model_card(of_hub(files), SETTINGS, DRAFT, None)
-    words = launch_command(defaults.launch(), target="T", revision=None, draft=DRAFT)
+    words = launch_command(defaults.launch(), SimpleNamespace(path="T", revision=None), DRAFT)
     flags = dict(pairwise(words))
     for flag in (word for word in words if word.startswith("--speculative")):
         value = "HEAD" if flag.endswith("path") else flags[flag]
