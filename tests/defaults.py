@@ -8,7 +8,7 @@ from eagle3.compose import compose_run
 from eagle3.data.mix import SampleFilter
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.parts import Part
-from eagle3.settings.precomputing import CaptureSettings, PrecomputeRun, Sampling, ServedSettings
+from eagle3.settings.precomputing import CaptureSettings, PrecomputeRun, Sampling, ServedSettings, TargetSettings
 from eagle3.settings.training import TrainRun
 
 
@@ -24,6 +24,10 @@ def _train() -> TrainRun:
 
 def launch(**changes: Any) -> LaunchSettings:
     return replace(_precompute().launch, **changes)
+
+
+def target(**changes: Any) -> TargetSettings:
+    return replace(_precompute().target, **changes)
 
 
 def served(**changes: Any) -> ServedSettings:

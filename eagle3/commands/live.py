@@ -21,6 +21,7 @@ from eagle3.hydra_run import given_keys
 from eagle3.settings.precomputing import CaptureRun
 from eagle3.settings.training import DataSettings, TrainRun
 from eagle3.storage.files import read_json, write_json
+from eagle3.target.identity import recorded_settings
 from eagle3.workers.task import WorkerId
 
 if TYPE_CHECKING:
@@ -44,8 +45,7 @@ def with_choices(run: TrainRun) -> TrainRun:
         log.warning("%s has no effect with data=live, which stores nothing; leave it out", key)
     folders, live = answers_folders(run), of(run)
     if live.target.path is None:
-        named = read_answers(folders[0]).target
-        run = replace(run, target=replace(live.target, path=named.name, revision=named.revision))
+        run = replace(run, target=recorded_settings(live.target, read_answers(folders[0]).target))
     run = replace(run, features=with_engine_of(live, tell=log.info))
     if (engine := of(run).features.engine) is None:
         return run

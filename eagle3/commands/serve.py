@@ -46,6 +46,7 @@ from eagle3.serving.publish.folder import WRITTEN, publish, require_exported
 from eagle3.serving.server.launch import launch
 from eagle3.serving.show.page import require_page, show
 from eagle3.serving.tune.run import tune
+from eagle3.settings.precomputing import TargetSettings
 from eagle3.settings.serving import (
     BenchRun,
     CheckRun,
@@ -63,6 +64,7 @@ from eagle3.settings.serving import (
 from eagle3.storage.files import write_json
 from eagle3.storage.lock import hold
 from eagle3.target.files import TargetFiles, read_target_files
+from eagle3.target.identity import recorded_settings
 from eagle3.target.model import NotLoadable, load_target
 
 log = logging.getLogger(__name__)
@@ -104,8 +106,7 @@ def export_head(run: ExportRun) -> None:
     prepare_findings(run.findings, head)
     export.require_replaceable(head)
     trained = export.read_trained(export.find_checkpoint(run=run.run, checkpoint=run.checkpoint))
-    context = trained.target_config.max_position_embeddings
-    longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=run.steps)
+    longest_prompt(trained.target_config, max_new_tokens=run.max_new_tokens, steps=run.steps)
     measurer = partial(exports_measurer, run, trained)
     write_checked(trained, head, build_draft(run, None), measurer=measurer, conclude=partial(conclude, run=run))
 
@@ -127,9 +128,9 @@ def prepare_findings(findings: str | None, replaced: Path | None = None) -> None
 
 def exports_measurer(run: ExportRun, trained: export.TrainedHead) -> Measurer | str:
     """Return a measurer, or why there is none: the target of the training is gone."""
-    target = export.target_settings(vars(run.target), trained)
+    target = recorded_settings(run.target, trained.record.origin.target)
     try:
-        read_target_files(**target)
+        read_target_files(**vars(target))
     except InputError as absent:
         if run.target.path is not None:
             raise
@@ -143,12 +144,12 @@ def exports_measurer(run: ExportRun, trained: export.TrainedHead) -> Measurer | 
 def check(run: CheckRun) -> None:
     prepare_findings(run.findings)
     files = read_files(run.head)
-    conclude(check_head(files, make_measurer(run, vars(run.target))), run)
+    conclude(check_head(files, make_measurer(run, run.target)), run)
 
 
 def decode(run: DecodeRun) -> None:
     files = read_files(run.head)
-    measurer = make_measurer(run, vars(run.target), files)
+    measurer = make_measurer(run, run.target, files)
     warn_of_precision(files, measurer.target.identity)
     warn_of_doubts(measurer.target, files)
     print(json.dumps(asdict(measurer.measured(files, measurer.prompts(None), lossless=True))))
@@ -157,7 +158,7 @@ def decode(run: DecodeRun) -> None:
 def show_rounds(run: ShowRun) -> None:
     require_page(run.out)
     files = read_files(run.head)
-    show(make_measurer(run, vars(run.target), files), files, run.out, origin=result_facts())
+    show(make_measurer(run, run.target, files), files, run.out, origin=result_facts())
 
 
 def compare_heads(run: CompareRun) -> None:
@@ -170,8 +171,7 @@ def compare_heads(run: CompareRun) -> None:
     for job in jobs.finished if jobs else ():
         export_job(job, run.compare)
     require_comparable(heads.values(), files, run.compare)
-    context = files.text_config.max_position_embeddings
-    room = longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=run.compare.most_steps)
+    room = longest_prompt(files.text_config, max_new_tokens=run.max_new_tokens, steps=run.compare.most_steps)
     chat = build_chat(run.chat, files)
     found = file_conversations(chat, source, turns=run.prompts.turns, limit=run.limit, max_length=room)
     target = replace(load_target(**vars(run.target)), stop_ids=chat.stop_ids)
@@ -223,8 +223,7 @@ def publish_head(run: PublishRun) -> None:
     export.require_replaceable(Path(run.out), setting="out", besides=WRITTEN)
     files = read_files(run.head)
     recorded = require_exported(files).origin.target
-    if run.target.path is None:
-        run = replace(run, target=replace(run.target, path=recorded.name, revision=recorded.revision))
+    run = replace(run, target=recorded_settings(run.target, recorded))
     publish(run, files, read_target(run))
 
 
@@ -232,8 +231,7 @@ def served_conversations(
     run: BenchRun | TuneRun, paths: Mapping[str, str], target: TargetFiles, chat: Chat, *, steps: int
 ) -> dict[str, Conversations]:
     """Return the conversations at each path, as far as their prompts leave room for answer and drafts."""
-    context = target.text_config.max_position_embeddings
-    room = longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=steps)
+    room = longest_prompt(target.text_config, max_new_tokens=run.max_new_tokens, steps=steps)
     return prompt_sets(chat, paths, run.prompts, limit=run.limit, max_length=room)
 
 
@@ -261,19 +259,19 @@ def read_target(run: LaunchRun | PublishRun) -> TargetFiles:
     return read_target_files(**vars(run.target))
 
 
-def make_measurer(run: DecodeRun, target_settings: dict[str, Any], head: HeadFiles | None = None) -> Measurer:
+def make_measurer(run: DecodeRun, target: TargetSettings, head: HeadFiles | None = None) -> Measurer:
     """Load the target, after everything else that may be wrong: the prompts, and the `head` if it must fit."""
     source, asked = prompt_source(run.prompts), None
-    files = read_target_files(**target_settings)
+    files = read_target_files(**vars(target))
     if head is not None:
         require_fits(head, files, steps=run.steps, topk=run.topk)
-    chat, context = build_chat(run.chat, files), files.text_config.max_position_embeddings
-    room = longest_prompt(context, max_new_tokens=run.max_new_tokens, steps=run.steps)
+    chat = build_chat(run.chat, files)
+    room = longest_prompt(files.text_config, max_new_tokens=run.max_new_tokens, steps=run.steps)
     choice: Any = {"turns": run.prompts.turns, "limit": run.limit}
     if source is not None:
         asked = file_conversations(chat, source, max_length=room, **choice)
     return Measurer(
-        target=replace(load_target(**target_settings), stop_ids=chat.stop_ids),
+        target=replace(load_target(**vars(target)), stop_ids=chat.stop_ids),
         chat=chat,
         decoding=run.only(Decoding),
         asked=asked,

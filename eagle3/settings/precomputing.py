@@ -17,6 +17,7 @@ from eagle3.settings.types import (
     Date,
     Places,
     Positive,
+    PositiveShare,
     Seed,
     Settings,
     Text,
@@ -74,7 +75,7 @@ class Sampling(Settings):
     """Sampling of answers, and their longest length."""
 
     temperature: Temperature
-    top_p: Annotated[float, Field(gt=0, le=1)]
+    top_p: PositiveShare
     top_k: CountOrZero  # all
     max_new_tokens: NewTokens
 

@@ -16,6 +16,7 @@ from eagle3.settings.types import (
     CountOrZero,
     NotNegative,
     Places,
+    PositiveShare,
     Seed,
     Settings,
     Share,
@@ -142,7 +143,7 @@ class DuplicateSettings(Settings):
 
     exact: bool
     near: bool
-    threshold: Annotated[float, Field(gt=0, le=1)]
+    threshold: PositiveShare
     shingle_words: Words
     bands: Hashes
     band_rows: Hashes
@@ -249,13 +250,13 @@ class FromTargetSettings(Settings):
     share: Annotated[float, Field(gt=0, lt=1)] | None
     license: Text | None
     temperature: Annotated[float, Field(gt=0, le=100)]
-    top_p: Annotated[float, Field(gt=0, le=1)]
+    top_p: PositiveShare
     max_new_tokens: Annotated[int, Field(ge=1, le=2**24)]
     system_prompts: list[Annotated[str, AfterValidator(_not_blank)]]
     keep_system_prompts: bool
     turns: Annotated[int, Field(ge=1, le=100)]
     seed: Seed
-    least_kept: Annotated[float, Field(gt=0, le=1)]
+    least_kept: PositiveShare
 
 
 # --- all of it -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from eagle3.settings.engine import Address, DraftTokens, DraftWindow, LaunchSett
 from eagle3.settings.parts import Part
 from eagle3.settings.precomputing import ChatSettings, NewTokens, TargetSettings
 from eagle3.settings.prompts import Fields
-from eagle3.settings.types import Count, CountOrZero, NotNegative, Seed, Settings, Text, fault
+from eagle3.settings.types import Count, CountOrZero, NotNegative, PositiveShare, Seed, Settings, Text, fault
 
 Concurrency = Annotated[int, Field(ge=1, le=100_000)]
 Turns = Literal["all", "first"]
@@ -151,7 +151,7 @@ class TokenSampling(Settings):
     """How the target chooses its tokens. In lists, top_p and top_k may be left out."""
 
     temperature: Temperature
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # all
+    top_p: PositiveShare = 1.0  # all
     top_k: CountOrZero = 0  # all
 
     def __str__(self) -> str:

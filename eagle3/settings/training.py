@@ -18,6 +18,7 @@ from eagle3.settings.types import (
     NotNegative,
     Places,
     Positive,
+    PositiveShare,
     Seed,
     Settings,
     Share,
@@ -127,7 +128,7 @@ class Model(TypedDict):
 class SampleRules(Settings):
     min_tokens: Count | None
     max_tokens: Count | None
-    prompt_fraction: Annotated[float, Field(gt=0, le=1)] | None
+    prompt_fraction: PositiveShare | None
     only_sources: Annotated[list[Text], Field(min_length=1)] | None
     finished_only: bool
 

@@ -30,6 +30,7 @@ Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # what NumPy takes
 NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
 
 LONGEST = 100  # characters of a value that a message shows

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from eagle3.errors import InputError
+from eagle3.settings.precomputing import TargetSettings
 from eagle3.storage.records import Record
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -42,6 +43,18 @@ COMPARED = tuple(field.name for field in fields(TargetIdentity) if field.name.en
 def is_hub_id(name: str) -> bool:
     """Say whether a target's name is that of a repository on the Hugging Face Hub, not of a folder here."""
     return HUB_ID.fullmatch(name) is not None and not Path(name).exists()
+
+
+def public_name(name: str) -> str:
+    """Return a target's name without the folder that it is in here, which is of this machine alone."""
+    return name if is_hub_id(name) else Path(name).name
+
+
+def recorded_settings(settings: TargetSettings, recorded: TargetIdentity) -> TargetSettings:
+    """Return the `target` keys, with the recorded path and revision where no path is set."""
+    if settings.path is not None:
+        return settings
+    return replace(settings, path=recorded.name, revision=recorded.revision)
 
 
 def template_hash(template: str | None) -> str | None:

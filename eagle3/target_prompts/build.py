@@ -4,7 +4,6 @@ import logging
 import math
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from eagle3.answers.build import answer_task, build_chat, prompt_limit, prompts_ahead
@@ -15,7 +14,7 @@ from eagle3.prompts.reading.sources import Source
 from eagle3.settings.precomputing import PrecomputeRun, Sampling
 from eagle3.settings.prompts import FromTargetSettings
 from eagle3.target.files import TargetFiles
-from eagle3.target.identity import is_hub_id
+from eagle3.target.identity import public_name
 from eagle3.target.stored import StoredTarget
 from eagle3.target_prompts.store import Row, SampleStore
 from eagle3.target_prompts.user_turn import require_user_turns
@@ -89,8 +88,7 @@ class TargetPrompts:
 
     def source(self) -> Source:
         folder = str(self.store.folder.absolute())
-        # Whoever reads a release's credits does not know the folders of this machine.
-        credit = f"Written by {self.name if is_hub_id(self.name) else Path(self.name).name} itself."
+        credit = f"Written by {public_name(self.name)} itself."
         terms = SourceTerms(
             name=NAME, license=self.license, license_from="config" if self.own.license else "target", card_license=None,
             known_as=(NAME,), attribution=credit, link=None, citation=None,

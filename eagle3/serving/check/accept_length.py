@@ -44,8 +44,8 @@ class Measurer(CheckSettings):
     @property
     def room(self) -> int:
         """Tokens of the longest prompt."""
-        context, how = self.target.text_config.max_position_embeddings, self.decoding
-        return longest_prompt(context, max_new_tokens=how.max_new_tokens, steps=how.steps)
+        how = self.decoding
+        return longest_prompt(self.target.text_config, max_new_tokens=how.max_new_tokens, steps=how.steps)
 
     def prompts(self, record: HeadRecord | None) -> PromptSet:
         """Take those asked for; else of the record's validation, if its store is there; else the questions."""

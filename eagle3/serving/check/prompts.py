@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedConfig
 
 from eagle3.answers.chat import Chat, RefusedConversation
 from eagle3.answers.store import ANSWERS, AnsweredRow, read_rows
@@ -24,6 +25,7 @@ from eagle3.head_files.record import Origin
 from eagle3.prompts import Refused, Source, plain_source, read_prompts
 from eagle3.serving.check.turns import Turn, first_turn, require_room
 from eagle3.settings.serving import PromptFile, Turns
+from eagle3.target.facts import TargetConfig
 from eagle3.target.model import Target
 
 log = logging.getLogger(__name__)
@@ -84,10 +86,11 @@ class PromptSet:
         return cls(origin, turns, flat, numbers, [sources[number] for number in numbers], dict(left_out))
 
 
-def longest_prompt(context: int, *, max_new_tokens: int, steps: int) -> int:
-    """Return how many tokens of the target's `context` a prompt may have, next to its answer and the drafts.
+def longest_prompt(config: PreTrainedConfig | TargetConfig, *, max_new_tokens: int, steps: int) -> int:
+    """Return how many tokens of the target's context a prompt may have, next to its answer and the drafts.
 
     Raises InputError if they leave no room for one."""
+    context = config.max_position_embeddings
     room = context - max_new_tokens - steps - 1
     if room < 1:
         raise InputError(

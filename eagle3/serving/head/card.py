@@ -23,7 +23,7 @@ from eagle3.serving.report import with_error
 from eagle3.settings.flat import searchable
 from eagle3.storage.files import write_whole
 from eagle3.storage.records import read_sealed_json
-from eagle3.target.identity import is_hub_id
+from eagle3.target.identity import is_hub_id, public_name
 
 FILE = "README.md"
 TAGS = ["speculative-decoding", "draft-model"]
@@ -95,7 +95,7 @@ def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: T
         pipeline_tag="text-generation",
         tags=[*(["eagle3"] if kind is EAGLE3 else []), *TAGS, *(["sglang"] if kind.sglang_algorithm else [])],
     )
-    target = shown_name(name)
+    target = public_name(name)
     parts = [
         f"---\n{front_matter.to_yaml()}\n---\n\n# {'EAGLE-3 draft' if kind is EAGLE3 else 'Draft'} head for {target}",
         f"A draft head guesses the next tokens of {target}, which verifies all of them in one pass. The output is the "
@@ -108,10 +108,6 @@ def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: T
         "Made with: " + ", ".join(f"{package} {version}" for package, version in record.versions.items()) + ".",
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def shown_name(target: str) -> str:
-    return target if is_hub_id(target) else Path(target).name
 
 
 def license_of(data: TrainingData | None) -> str | None:

@@ -111,13 +111,6 @@ def is_export_of(head: Path, checkpoint: Path) -> bool:
     return checkpoint.stat().st_mtime_ns <= (head / RECORD).stat().st_mtime_ns
 
 
-def target_settings(settings: dict[str, Any], trained: TrainedHead) -> dict[str, Any]:
-    """Return the `target` keys, with the path and revision that the features were made from where no path is set."""
-    target = trained.record.origin.target
-    recorded = {"path": target.name, "revision": target.revision}
-    return settings if settings["path"] is not None else settings | recorded
-
-
 def write_head(trained: TrainedHead, folder: Path, *, versions: dict[str, str]) -> HeadFiles:
     """Write the head's files into a folder without any, and return them as they are read back."""
     save_head(folder, trained.head, trained.record.origin.capture_layers, trained.dtype)

@@ -16,14 +16,13 @@ from eagle3.head_files.record import HeadRecord, write_record
 from eagle3.markdown import table
 from eagle3.secrets import public
 from eagle3.serving.head.card import FILE as CARD
-from eagle3.serving.head.card import shown_name
 from eagle3.serving.publish.results import COLUMNS, lines, read_results
 from eagle3.settings.serving import PublishRun
 from eagle3.storage.files import sha256_file, write_whole
 from eagle3.storage.records import write_sealed_json
 from eagle3.storage.replace import replacing
 from eagle3.target.files import TargetFiles
-from eagle3.target.identity import differences
+from eagle3.target.identity import differences, public_name
 
 RESULTS = "results.json"
 LICENSE, TARGET_LICENSE = "LICENSE", "LICENSE-target"
@@ -110,7 +109,7 @@ def card(
     intro, heading, rest = found.text.partition("\n## ")
     if run.base_model:  # in the first section, whose commands would not find a folder of this machine
         serve, *others = rest.split("\n## ", 1)
-        serve = serve.replace(f" {shown_name(record.origin.target.name)} ", f" {run.base_model} ")
+        serve = serve.replace(f" {public_name(record.origin.target.name)} ", f" {run.base_model} ")
         rest = "\n## ".join([serve, *others])
     parts = [
         intro,

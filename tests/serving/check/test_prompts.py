@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from exported_head import FINGERPRINT, origin_of, tiny_chat, tiny_target
 from stores import TARGET_CONFIG, grow_store, open_store, random_samples
+from transformers import LlamaConfig
 
 from eagle3.answers.chat import RefusedConversation
 from eagle3.decoding.speculate import Decoded, Measurement, plain_greedy
@@ -205,9 +206,12 @@ def test_prompts_of_a_file_are_rendered_with_their_own_variables_and_tools(tmp_p
 
 
 def test_the_longest_prompt_leaves_room_for_its_answer_the_drafts_and_the_token_behind_them() -> None:
-    assert longest_prompt(100, max_new_tokens=20, steps=7) == 100 - 20 - 7 - 1
+    def longest(context: int) -> int:
+        return longest_prompt(LlamaConfig(max_position_embeddings=context), max_new_tokens=20, steps=7)
+
+    assert longest(100) == 100 - 20 - 7 - 1
     with pytest.raises(InputError, match=r"max_new_tokens=20 and 7 drafts leave no room .* context of 28 tokens; set"):
-        longest_prompt(28, max_new_tokens=20, steps=7)
+        longest(28)
 
 
 def test_a_column_of_the_users_choice_groups_the_prompts(tmp_path: Path) -> None:

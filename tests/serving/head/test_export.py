@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import defaults
 import pytest
 import torch
 from exported_head import FINGERPRINT, export_head, record_of, save_checkpoint, with_origin
@@ -21,11 +22,11 @@ from eagle3.serving.head.export import (
     is_export_of,
     read_trained,
     require_replaceable,
-    target_settings,
 )
 from eagle3.storage import replace as replace_module
 from eagle3.storage.records import write_sealed_json
 from eagle3.storage.replace import replacing
+from eagle3.target.identity import recorded_settings
 
 
 @pytest.fixture
@@ -71,9 +72,10 @@ def test_the_best_checkpoint_of_a_run_is_found_where_the_run_is_now(trained: Tra
 
 
 def test_the_target_is_the_recorded_one_unless_another_is_named(trained: TrainedHead) -> None:
-    unset = {"path": None, "revision": "main", "dtype": "auto"}
-    assert target_settings(unset, trained) == {"path": "tiny", "revision": None, "dtype": "auto"}
-    assert target_settings(unset | {"path": "here"}, trained) == unset | {"path": "here"}
+    recorded, unset = trained.record.origin.target, defaults.target(path=None, revision="main")
+    assert recorded_settings(unset, recorded) == replace(unset, path="tiny", revision=None)
+    named = replace(unset, path="here")
+    assert recorded_settings(named, recorded) == named
 
 
 def test_an_older_export_is_replaced_and_anything_else_left_alone(trained: TrainedHead, tmp_path: Path) -> None:
