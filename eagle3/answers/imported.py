@@ -18,6 +18,7 @@ from eagle3.answers.chat import (
     common_start,
     ids_in_text,
 )
+from eagle3.answers.reasoning import Reasoning
 from eagle3.answers.rows import AnsweredRow, AnswerError, error_row, new_row, too_long
 from eagle3.prompts.reading.conversation import REASONING
 from eagle3.prompts.reading.prompt import CALLS
@@ -220,7 +221,7 @@ def _located(chat: Chat, messages: Messages, prompt: str, head: str, tail: str, 
         closed = reasoning.end in begun
         opened = reasoning.opened_by(begun)
         if opened or (reasoning.begins(content) and not closed):
-            return _with_reasoning(chat, content, whole, prompt, tail, opened=opened, ended=ended)
+            return _with_reasoning(chat, reasoning, content, whole, prompt, tail, opened=opened, ended=ended)
     _refuse_control_tokens(chat, content)
     if whole != head + content + tail:
         raise RefusedConversation(NOT_WHOLE)
@@ -234,10 +235,8 @@ def _located(chat: Chat, messages: Messages, prompt: str, head: str, tail: str, 
 
 
 def _with_reasoning(
-    chat: Chat, content: str, whole: str, prompt: str, tail: str, *, opened: bool, ended: bool
+    chat: Chat, reasoning: Reasoning, content: str, whole: str, prompt: str, tail: str, *, opened: bool, ended: bool
 ) -> tuple[str, str]:
-    reasoning = chat.reasoning
-    assert reasoning is not None
     answer = reasoning.behind_start(content, prompt) if opened else content
     cut_while_reasoning = not ended and not opened and reasoning.end not in content
     if not (reasoning.is_one_span(answer) or cut_while_reasoning):

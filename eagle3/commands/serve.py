@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -12,7 +12,6 @@ from typing import Any
 
 from eagle3.adapters.quiet import quiet_libraries
 from eagle3.answers.build import build_chat
-from eagle3.answers.chat import Chat
 from eagle3.commands.sweep import build_trackers, export_job, sweep_jobs, track
 from eagle3.decoding.speculate import warn_of_doubts
 from eagle3.engine.draft import Draft
@@ -32,7 +31,6 @@ from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.checks import check_head, write_checked
 from eagle3.serving.check.origin import require_fits, warn_of_precision
 from eagle3.serving.check.prompts import (
-    Conversations,
     file_conversations,
     longest_prompt,
     prompt_source,
@@ -196,7 +194,8 @@ def bench_servers(run: BenchRun) -> None:
     target = read_target(run)
     paths = run.bench.prompts or ({"prompts": run.prompts.path} if run.prompts.path is not None else {})
     chat = build_chat(run.chat, target)
-    sets = served_conversations(run, paths, target, chat, steps=run.steps)
+    room = longest_prompt(target.text_config, max_new_tokens=run.max_new_tokens, steps=run.steps)
+    sets = prompt_sets(chat, paths, run.prompts, limit=run.limit, max_length=room)
     first = {name: found.first for name, found in sets.items()}
     sampling = run.for_server(run.max_new_tokens, chat.stop_ids)
     bench(
@@ -214,8 +213,9 @@ def tune_head(run: TuneRun) -> None:
     require_packages(*BENCH_LIBRARIES, extra="bench", needed_by="action=tune")
     launched(run.head)
     target = read_target_files(**vars(run.target))
-    chat, paths = build_chat(run.chat, target), {"prompts": run.prompts.path}
-    asked = served_conversations(run, paths, target, chat, steps=max(run.tune.steps))["prompts"]
+    chat = build_chat(run.chat, target)
+    room = longest_prompt(target.text_config, max_new_tokens=run.max_new_tokens, steps=max(run.tune.steps))
+    [asked] = prompt_sets(chat, {"prompts": run.prompts.path}, run.prompts, limit=run.limit, max_length=room).values()
     tune(run, replace(target, stop_ids=chat.stop_ids), asked, origin=result_facts(), folder=output_dir())
 
 
@@ -225,14 +225,6 @@ def publish_head(run: PublishRun) -> None:
     recorded = require_exported(files).origin.target
     run = replace(run, target=recorded_settings(run.target, recorded))
     publish(run, files, read_target(run))
-
-
-def served_conversations(
-    run: BenchRun | TuneRun, paths: Mapping[str, str], target: TargetFiles, chat: Chat, *, steps: int
-) -> dict[str, Conversations]:
-    """Return the conversations at each path, as far as their prompts leave room for answer and drafts."""
-    room = longest_prompt(target.text_config, max_new_tokens=run.max_new_tokens, steps=steps)
-    return prompt_sets(chat, paths, run.prompts, limit=run.limit, max_length=room)
 
 
 def draft(run: LaunchRun) -> Draft | None:

@@ -179,12 +179,10 @@ def _own_answers(target: Target, turns: list[Turn], *, max_new_tokens: int, **ba
 def _continue(talk: list[Turn], answer_ids: list[int], left_out: Counter[str]) -> bool:
     """Add the turn after an answer; where there can be none, count why, and return False."""
     try:
-        turn = talk[-1].following(answer_ids)
+        talk.append(talk[-1].following(answer_ids))
     except RefusedConversation as refused:
         left_out[f"{LATER}{refused}"] += 1
         return False
-    assert turn is not None
-    talk.append(turn)
     return True
 
 

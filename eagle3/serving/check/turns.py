@@ -37,12 +37,10 @@ class Turn:
         """Whether the next prompt has the target's own answer to this one."""
         return not self.is_last and not self.given
 
-    def following(self, answer_ids: Sequence[int]) -> "Turn | None":
-        """Return the next turn after the target's answer, None after the last one.
+    def following(self, answer_ids: Sequence[int]) -> "Turn":
+        """Return the next turn after the target's answer to one that is not the last.
 
-        Raises RefusedConversation where the row has another, and no prompt can be made of it."""
-        if self.is_last:
-            return None
+        Raises RefusedConversation where no prompt can be made of it."""
         given = [answer | {"content": self.chat.returned(answer["content"])} for answer in self.given]
         history = [*self.messages, *(given or [self._own(answer_ids)])]
         return _next_turn(self.chat, history, self.coming[len(self.given) :], self.max_length)

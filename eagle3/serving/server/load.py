@@ -101,8 +101,8 @@ async def _talk(
     ask: Callable[[list[int]], Awaitable[ServedAnswer]], ended: Counter[str], first: Turn, talk: Talk
 ) -> None:
     """Have one conversation; `ended` counts why it had to end before its last turn."""
-    turn: Turn | None = first
-    while turn is not None:
+    turn = first
+    while True:
         since = time.perf_counter()
         answer = await ask(turn.ids)
         talk.append((since, answer))
