@@ -3,15 +3,16 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from eagle3.engine.command import launch_command
 from eagle3.engine.draft import Draft
-from eagle3.engine.process import END_S, POLL_S, Server, end_with_the_terminal, is_free_port, require_free_port
+from eagle3.engine.process import END_S, POLL_S, Server, end_with_the_terminal, require_free_port
 from eagle3.engine.versions import count_gpus, find_sglang
+from eagle3.errors import InputError
 from eagle3.settings.engine import LaunchSettings
 from eagle3.target.files import TargetFiles
 from eagle3.workers.task import WorkerId
@@ -55,7 +56,10 @@ def for_worker(settings: LaunchSettings, worker: WorkerId) -> LaunchSettings:
     Waits for servers that a lost worker has left on these ports: they are about to end (process.GUARD)."""
     own = replace(settings, port=settings.port + worker.number * PORTS)
     end = time.monotonic() + own.stop_timeout_s + END_S
-    while worker.one_of_many and not is_free_port(own.host, own.port) and time.monotonic() < end:
+    while worker.one_of_many and time.monotonic() < end:
+        with suppress(InputError):
+            require_free_port(own.host, own.port)
+            break
         time.sleep(POLL_S)
     return own
 

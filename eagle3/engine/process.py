@@ -200,14 +200,6 @@ def require_free_port(host: str, port: int) -> None:
             raise InputError(f"launch.host={host} launch.port={port}: {error.strerror}; {fix}") from None
 
 
-def is_free_port(host: str, port: int) -> bool:
-    try:
-        require_free_port(host, port)
-    except InputError:
-        return False
-    return True
-
-
 def _healthy(url: str, *, timeout_s: float) -> bool:
     """Return whether it makes a token within `timeout_s`: /health may answer before the first kernels are compiled."""
     has_started = responds(f"{url}/health", timeout_s=timeout_s)

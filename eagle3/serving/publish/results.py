@@ -21,18 +21,17 @@ def read_results(paths: Sequence[str], weights: Mapping[str, str]) -> list[dict[
     """Read measurements; `weights` are the sha256 of the head's files of weights, by name.
 
     Raises InputError for a file that is not of `compare` or `bench`, or not of this head."""
-    return [_read_result(path, weights) for path in paths]
-
-
-def _read_result(path: str, weights: Mapping[str, str]) -> dict[str, Any]:
-    found = read_sealed_json(Path(path), made_by=MEASURE)
-    if not found.keys() & {"rows", "cells"}:
-        raise InputError(f"results: {path} is no compare.json and no results.json of a bench; make one: {MEASURE}")
-    if _name_in(found, weights) is None:
-        raise InputError(
-            f"results: {path} names no head with the weights of this one (by sha256); measure this head: {MEASURE}"
-        )
-    return found
+    results = []
+    for path in paths:
+        found = read_sealed_json(Path(path), made_by=MEASURE)
+        if not found.keys() & {"rows", "cells"}:
+            raise InputError(f"results: {path} is no compare.json and no results.json of a bench; make one: {MEASURE}")
+        if _name_in(found, weights) is None:
+            raise InputError(
+                f"results: {path} names no head with the weights of this one (by sha256); measure this head: {MEASURE}"
+            )
+        results.append(found)
+    return results
 
 
 def _name_in(result: Mapping[str, Any], weights: Mapping[str, str]) -> str | None:
