@@ -15,7 +15,7 @@ import aiohttp
 from eagle3.answers.answerer import Answerer, Conversation
 from eagle3.answers.chat import Chat, RefusedConversation
 from eagle3.engine.client import RequestRefused, ServerFailed, allow_connections, new_session
-from eagle3.engine.draft import Draft
+from eagle3.engine.command import Draft
 from eagle3.engine.endpoint import ENDPOINTS, Endpoint, Request
 from eagle3.engine.local_servers import build_servers, serving
 from eagle3.engine.pool import PROBE_S, Pool

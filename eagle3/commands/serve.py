@@ -14,7 +14,7 @@ from eagle3.adapters.quiet import quiet_libraries
 from eagle3.answers.build import build_chat
 from eagle3.commands.sweep import build_trackers, export_job, sweep_jobs, track
 from eagle3.decoding.speculate import warn_of_doubts
-from eagle3.engine.draft import Draft
+from eagle3.engine.command import Draft
 from eagle3.errors import InputError, require_packages
 from eagle3.head.eagle3 import EAGLE3
 from eagle3.head_files.files import MAKE_HEAD, HeadFiles, read_files, read_without_weights

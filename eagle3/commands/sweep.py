@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle3.engine.draft import Draft
+from eagle3.engine.command import Draft
 from eagle3.errors import InputError, require_packages
 from eagle3.head_files.finding import Finding, findings_table, has_errors, require_no_errors
 from eagle3.provenance import provenance

@@ -3,12 +3,13 @@
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from eagle3.engine.draft import Draft
 from eagle3.errors import InputError
 from eagle3.secrets import SAYS_SECRET
 from eagle3.settings.engine import LaunchSettings
+from eagle3.settings.serving import Drafting
 from eagle3.target.files import TargetFiles
 
 REFUSED = {
@@ -25,6 +26,17 @@ REFUSED = {
     "speculative-eagle-topk": "set topk instead",
     "speculative-num-draft-tokens": "set draft_tokens instead",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft(Drafting):
+    """An exported head and how it drafts. `draft_tokens` counts the tree's root; None is for a chain: steps + 1.
+
+    The head attends to the last `draft_window` tokens (None: all)."""
+
+    head: str
+    algorithm: str | None = "EAGLE3"  # SGLang's name of how its kind of head drafts; None: no server serves it
+    draft_window: int | None = None
 
 
 def launch_command(

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eagle3.engine.command import launch_command
-from eagle3.engine.draft import Draft
+from eagle3.engine.command import Draft, launch_command
 from eagle3.engine.process import END_S, POLL_S, Server, end_with_the_terminal, require_free_port
 from eagle3.engine.versions import count_gpus, find_sglang
 from eagle3.errors import InputError

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from serving_fixtures import launch_settings
 
-from eagle3.engine.command import launch_command, require_windowed_attention, shell_line
-from eagle3.engine.draft import Draft
+from eagle3.engine.command import Draft, launch_command, require_windowed_attention, shell_line
 from eagle3.errors import InputError
 from eagle3.settings.engine import LaunchSettings
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.answers.chat import Chat
-from eagle3.engine.command import launch_command, shell_line
-from eagle3.engine.draft import Draft
+from eagle3.engine.command import Draft, launch_command, shell_line
 from eagle3.errors import InputError, Interrupted
 from eagle3.secrets import public
 from eagle3.serving.bench.loads import RESULTS, BenchPlan, MeasuredLoad, measure_launched, measure_running, read_results

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from eagle3.decoding.speculate import require_topk
-from eagle3.engine.draft import Draft
+from eagle3.engine.command import Draft
 from eagle3.errors import InputError
 from eagle3.head.draft_head import WithoutValues
 from eagle3.head.eagle3 import EAGLE3

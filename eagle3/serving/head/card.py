@@ -10,8 +10,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from eagle3.answers.store import read_answers
-from eagle3.engine.command import draft_flags, words_of
-from eagle3.engine.draft import Draft
+from eagle3.engine.command import Draft, draft_flags, words_of
 from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3
 from eagle3.head_files.files import HeadFiles

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.engine.client import KEY, api_key
-from eagle3.engine.command import launch_command, require_windowed_attention, shell_line, stated_dtype
-from eagle3.engine.draft import Draft
+from eagle3.engine.command import Draft, launch_command, require_windowed_attention, shell_line, stated_dtype
 from eagle3.engine.endpoint import server_information
 from eagle3.engine.process import OPEN_HOSTS, Server, require_free_port
 from eagle3.engine.versions import count_gpus, find_sglang

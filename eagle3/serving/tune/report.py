@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.draft_shape import Shape
-from eagle3.engine.command import draft_flags, words_of
-from eagle3.engine.draft import Draft
+from eagle3.engine.command import Draft, draft_flags, words_of
 from eagle3.markdown import table
 from eagle3.serving.bench.stats import Summary
 from eagle3.serving.report import number, share, with_error, write_report

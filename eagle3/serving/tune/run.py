@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from eagle3.engine.draft import Draft
+from eagle3.engine.command import Draft
 from eagle3.errors import InputError, Interrupted
 from eagle3.secrets import public
 from eagle3.serving.check.prompts import Conversations

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3.draft_shape import Shape
-from eagle3.engine.command import launch_command
-from eagle3.engine.draft import Draft
+from eagle3.engine.command import Draft, launch_command
 from eagle3.engine.endpoint import is_reachable
 from eagle3.engine.process import Server
 from eagle3.errors import InputError

@@ -15,7 +15,7 @@ from small_servers import alone, plan
 from stores import ASSETS
 
 from eagle3.answers.chat import Chat
-from eagle3.engine.draft import Draft
+from eagle3.engine.command import Draft
 from eagle3.engine.endpoint import is_reachable
 from eagle3.errors import InputError, Interrupted
 from eagle3.provenance import result_facts

@@ -15,8 +15,7 @@ from heads import make_head
 from huggingface_hub import ModelCard
 from stores import TARGET_CONFIG
 
-from eagle3.engine.command import launch_command
-from eagle3.engine.draft import Draft
+from eagle3.engine.command import Draft, launch_command
 from eagle3.head_files.files import HeadFiles, read_files
 from eagle3.head_files.format import save_head
 from eagle3.serving.head import card

@@ -17,7 +17,7 @@ from serving_fixtures import serve_run
 from stores import ASSETS, ROOT
 
 from eagle3.commands.serve import publish_head
-from eagle3.engine.draft import Draft
+from eagle3.engine.command import Draft
 from eagle3.errors import InputError
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import load_head

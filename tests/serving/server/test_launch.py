@@ -15,7 +15,7 @@ from scripts import call_script
 from serving_fixtures import environment, free_port, launch_settings, sglang_site
 from stores import ASSETS
 
-from eagle3.engine.draft import Draft
+from eagle3.engine.command import Draft
 from eagle3.engine.endpoint import is_reachable
 from eagle3.engine.process import Server
 from eagle3.errors import InputError
