@@ -35,7 +35,7 @@ from eagle3.prompts.scan import Enough, KnownScanner, Scanner, ScanTask, file_ta
 from eagle3.prompts.selection import HELD_OUT, KNOWN, Selection
 from eagle3.secrets import public
 from eagle3.settings.parts import plain
-from eagle3.settings.prompts import StageSettings
+from eagle3.settings.prompts import PromptSettings
 from eagle3.storage.files import read_json, sha256_file
 from eagle3.storage.records import write_sealed_json
 
@@ -60,7 +60,7 @@ class GrowingSource(Protocol):
 
 
 def prepare_prompts(
-    settings: StageSettings,
+    settings: PromptSettings,
     rules: Rules,
     *,
     keep_answers: bool,
@@ -117,7 +117,7 @@ def prepare_prompts(
     return ledgers[0]
 
 
-def _inputs(made_by: dict[str, Any], found: list[Source], settings: StageSettings) -> Any:
+def _inputs(made_by: dict[str, Any], found: list[Source], settings: PromptSettings) -> Any:
     """Return everything that the prompts depend on, as the ledger has it."""
     sources = [
         {**source.inputs(), "credit": source.terms.credit(), "limit": source.limit, "files": source.fingerprint()}
@@ -127,7 +127,7 @@ def _inputs(made_by: dict[str, Any], found: list[Source], settings: StageSetting
     return public({**made_by, **counted, "sources": sources})
 
 
-def _require_held_out_as_before(settings: StageSettings, held_out: Path) -> None:
+def _require_held_out_as_before(settings: PromptSettings, held_out: Path) -> None:
     if settings.held_out is None and (held_out / "ledger.json").exists():
         raise InputError(
             f"prompts.held_out=null would train on the prompts that an earlier run held out in {held_out}; set "
@@ -181,7 +181,7 @@ def _selected(
     sources: list[Source],
     tasks: list[ScanTask],
     rules: Rules,
-    settings: StageSettings,
+    settings: PromptSettings,
     *,
     grows: bool,
 ) -> Iterator[Selected]:
@@ -235,7 +235,7 @@ def _grown(
 
 
 def _write(
-    folders: list[Path], sources: list[Source], select: Callable[..., Any], rules: Rules, settings: StageSettings
+    folders: list[Path], sources: list[Source], select: Callable[..., Any], rules: Rules, settings: PromptSettings
 ) -> tuple[list[dict[str, Counts]], dict | None]:
     """Write the selected prompts to the first folder, those that are held out to the second, if there is one; return
     the counts of each by source, and the report of the traffic mix.
@@ -263,7 +263,7 @@ def _write(
         return counts, report
 
 
-def _hold_out(selection: Selection, prompts: int, rules: Rules, settings: StageSettings) -> None:
+def _hold_out(selection: Selection, prompts: int, rules: Rules, settings: PromptSettings) -> None:
     """Hold out the number or the share of prompts.held_out. Raises InputError if one side would have none."""
     held_out = settings.held_out
     assert held_out is not None

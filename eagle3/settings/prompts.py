@@ -268,9 +268,15 @@ def _one_path(path: Any) -> Any:
     return path
 
 
+def _share_or_number(value: float) -> float:
+    if not (0 < value < 1 or (value >= 1 and value == int(value))):
+        raise wrong("must be a share of the prompts between 0 and 1, or a number of prompts, e.g. 0.1 or 400")
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
-class SourceSettings(Settings):
-    """Sources of conversations: `path` alone, or the list `sources`."""
+class PromptSettings(Settings):
+    """All keys of conf/prompts. Conversations come from `path` alone, or from the list `sources`."""
 
     path: Annotated[Text | None, BeforeValidator(_one_path)]
     name: Text | None
@@ -281,29 +287,11 @@ class SourceSettings(Settings):
     fields: Fields | None
     roles: Roles | None
     tools: Literal["refuse", "keep"]
-
-
-def _share_or_number(value: float) -> float:
-    if not (0 < value < 1 or (value >= 1 and value == int(value))):
-        raise wrong("must be a share of the prompts between 0 and 1, or a number of prompts, e.g. 0.1 or 400")
-    return value
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageSettings(SourceSettings):
-    """Sources of conversations, how many prompts are kept and held out, and what the stage takes of the machine."""
-
     limit: Count | None
     held_out: Annotated[float, Field(le=MOST), AfterValidator(_share_or_number)] | None
     held_out_seed: Seed
     processes: Places | None
     chunk_mb: Annotated[float, Field(gt=0, le=4096)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptSettings(StageSettings):
-    """All keys of conf/prompts."""
-
     licenses: LicenseSettings
     length: LengthSettings
     language: LanguageSettings

@@ -248,13 +248,6 @@ class CheckRun(DecodeRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Servers(Common):
-    """An action that starts servers."""
-
-    launch: LaunchSettings
-
-
-@dataclass(frozen=True, kw_only=True)
 class ExportRun(CheckRun):
     """An export, which is checked."""
 
@@ -282,9 +275,10 @@ class CompareRun(Common, OnPrompts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchRun(Servers, Drafting):
+class LaunchRun(Common, Drafting):
     """A server with a head, or the plain target's."""
 
+    launch: LaunchSettings
     head: Text | None
     dry_run: bool
 
@@ -297,9 +291,10 @@ class BenchRun(LaunchRun, OnPrompts, TokenSampling):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneRun(Servers, OnPrompts, AnswerSettings):
+class TuneRun(Common, OnPrompts, AnswerSettings):
     """A search for the fastest drafts."""
 
+    launch: LaunchSettings
     prompts: GivenPrompts
     head: Text
     tune: TuneSettings

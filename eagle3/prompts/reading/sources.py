@@ -16,7 +16,7 @@ from eagle3.prompts.licenses.terms import SourceTerms, source_terms
 from eagle3.prompts.reading.formats import FORMATS, PLAIN, has_ending
 from eagle3.prompts.reading.shapes import Layout, shape_of
 from eagle3.secrets import without_query
-from eagle3.settings.prompts import SourceSettings
+from eagle3.settings.prompts import PromptSettings
 
 log = logging.getLogger(__name__)
 # Keys of a store's file info that change with the content; a store has one or a few of them.
@@ -56,7 +56,7 @@ class Source:
         }
 
 
-def configured_sources(settings: SourceSettings) -> list[Source]:
+def configured_sources(settings: PromptSettings) -> list[Source]:
     """Return the sources of a `prompts` config, each checked to exist: `path` alone, or the list `sources`."""
     path, sources = settings.path, settings.sources
     if (path is None) == (sources is None):
