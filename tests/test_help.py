@@ -64,6 +64,12 @@ def test_groups_are_those_of_the_command(script: str, own: str, foreign: str) ->
     assert not any(group.startswith("hydra") for group in groups)
 
 
+def test_a_group_has_the_comment_after_its_option_or_the_one_above_it() -> None:
+    groups = " ".join(" ".join(section(page("precompute"), "Groups")).split())
+    assert "GPU whose measured rates stages=[estimate] uses" in groups
+    assert "where answers and features are made: in this process; ray:" in groups
+
+
 def test_the_page_of_an_action_has_its_own_keys_and_commands() -> None:
     text = page("serve", "action=tune")
     assert text.startswith("Find the fastest steps, topk and draft_tokens for your prompts")
