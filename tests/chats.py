@@ -7,11 +7,7 @@ from eagle3.answers.chat import Chat
 from eagle3.settings.precomputing import ChatSettings
 
 CHATML = ["<|im_start|>", "<|im_end|>"]
-
-
 LLAMA = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-
-
 # name: (special tokens, BOS, end of turn)
 TEMPLATES = {
     "cohere": (
@@ -48,8 +44,6 @@ def assistant(content):
 
 
 SYSTEM = {"role": "system", "content": "Answer in French."}
-
-
 CONVERSATIONS = {
     "plain": [user("Two and two?"), assistant("Four, of course.")],
     "multi-turn": [user("Two and two?"), assistant("Four."), user("Sure?"), assistant("Yes!"), user("Why?")],
@@ -57,8 +51,6 @@ CONVERSATIONS = {
     "empty answer": [user("Say nothing."), assistant("")],
     "leading whitespace": [user("  indented\n"), assistant("\n    return 4")],
 }
-
-
 SETTINGS = {
     "template": None,
     "template_kwargs": {},

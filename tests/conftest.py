@@ -10,6 +10,7 @@ import gc
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,6 @@ LONG = (
     "prompts/test_scan.py", "test_commands.py", "data/test_ranks.py", "test_settings.py",
     "prompts/privacy/test_recognisers.py", "training/test_loggers.py", "test_install.py", "test_numbers.py",
 )  # fmt: skip
-
-
 # Whole commands, trainings and many answers: they repeat what the packages' own tests call with shapes checked.
 WHOLE_RUNS = (
     "training", "storage", "benchmarks", "serving/compare", "serving/bench", "serving/server", "serving/tune",
@@ -77,6 +76,22 @@ def bars_as_tqdm_draws_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bar, "shown", None)
     for variable in LIBRARIES:
         monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def error_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Call what must end with exit status 1 and, as its last words, one line `error: …`; returns the line."""
+
+    def call(command: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            command(*arguments, **settings)
+        lines = capsys.readouterr().err.splitlines()
+        assert ended.value.code == 1 and lines[-1].startswith("error: "), lines
+        assert not any("Traceback" in line for line in lines), lines
+        return lines[-1]
+
+    return call
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from chats import SETTINGS
 from safetensors.torch import load_file, save_file
 from stores import ASSETS
 from torch import nn
@@ -45,14 +46,7 @@ def tiny_target() -> Target:
 def tiny_chat(**changes: Any) -> Chat:
     """Its chat format."""
     target = tiny_target()
-    settings = {
-        "template": None,
-        "template_kwargs": {},
-        "stop_tokens": "auto",
-        "date": "2026-01-01",
-        "reasoning_parser": "auto",
-    }
-    return Chat(target.tokenizer, ChatSettings(**settings | changes), stop_ids=target.stop_ids)
+    return Chat(target.tokenizer, ChatSettings(**SETTINGS | changes), stop_ids=target.stop_ids)
 
 
 def tiny_facts(target: Target) -> TargetFacts:

@@ -7,30 +7,14 @@ from hybrid_families import SHAPE as HYBRID_SHAPE
 from stores import ASSETS
 
 TINY = ASSETS / "tiny"
-
-
 OPTIONS = {"device": "cpu", "check_health": False}
-
-
 # Large initial weights, so that each layer changes what it reads by far more than the tolerance.
 SHAPE = {**HYBRID_SHAPE, "vocab_size": 4096, "max_position_embeddings": 128}
-
-
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-
-
 GEMMA4 = {"head_dim": 8, "sliding_window": 8, "num_kv_shared_layers": 0, "final_logit_softcapping": None}
-
-
 ERNIE = {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_layer_start_index": 1}
-
-
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-
-
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10000.0}
-
-
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -38,11 +22,7 @@ VISION = {
     "num_attention_heads": 2,
     "patch_size": 14,
 }
-
-
 PROJECTOR = {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}
-
-
 # Family → name of its config class, and what differs from SHAPE. Windows and chunks are shorter than the samples.
 FAMILIES = {
     "llama": ("LlamaConfig", {}),
@@ -72,8 +52,6 @@ FAMILIES = {
     "ernie4_5_moe": ("Ernie4_5_MoeConfig", {**ERNIE, "moe_intermediate_size": 32}),
     "glm4_moe": ("Glm4MoeConfig", {**EXPERTS, "n_routed_experts": 4, "head_dim": 8}),
 }
-
-
 WRAPPERS = {  # multimodal checkpoints, of which only the text part is used
     "gemma3": ("Gemma3Config", "gemma3_text", VISION),
     "llama4": ("Llama4Config", "llama4_text", {**VISION, **PROJECTOR}),

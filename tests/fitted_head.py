@@ -14,6 +14,7 @@ from stores import ASSETS
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from eagle3.decoding.speculate import plain_greedy
+from eagle3.features.sample import Sample, positions_with_teacher
 from eagle3.head.draft_head import DraftHead, HeadConfig
 from eagle3.target.capture import Capture
 from eagle3.target.model import Target
@@ -62,6 +63,17 @@ def small_target():
     target = make_target(SMALL)
     target.model.double()
     return target
+
+
+def sample_with_features(target, layers, ids, turns, sample_id=""):
+    """What precompute.py stores of a conversation, in the dtype of the target."""
+    [features] = Capture(target, layers)(ids[None], [len(ids)])
+    has_teacher = positions_with_teacher(turns, "answers")
+    last = features.last_hidden_state[has_teacher]
+    return Sample(
+        id=sample_id, input_ids=ids, turns=turns, aux_hidden_states=features.aux_hidden_states, last_hidden_state=last,
+        teacher_argmax=(last @ target.lm_head.T).argmax(-1), has_teacher=has_teacher,
+    )  # fmt: skip
 
 
 def stopping_at(target, *tokens):

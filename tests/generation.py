@@ -5,8 +5,6 @@ import torch
 from eagle3.answers.generate import generate
 
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
-
-
 STOP = 2
 
 

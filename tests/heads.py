@@ -16,8 +16,6 @@ from eagle3.head.draft_head import DraftHead, HeadConfig
 
 EMBEDDING = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(7), dtype=torch.double)
 TEACHER_HEAD = torch.randn(DRAFT_VOCAB, HIDDEN, generator=torch.Generator().manual_seed(8), dtype=torch.double)
-
-
 SETTINGS: dict[str, Any] = {
     "num_captured_layers": 3,
     "hidden_size": HIDDEN,

@@ -147,8 +147,6 @@ def on_gpu(*devices: str) -> list:
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32}
-
-
 HEADS = {
     "EAGLE-3": {},
     "EAGLE-3.1": {"fc_norm": True, "norm_output": True},
@@ -156,14 +154,10 @@ HEADS = {
     "llama3": {"rope_parameters": LLAMA3},
     "yarn": {"rope_parameters": YARN, "num_kv_heads": 4, "head_dim": 6},
 }
-
-
 Loss = tuple[UnrollLoss, ComputeLoss]
 
 
 SEQUENCE = UnrollLoss(decay=0.8, normalize="sequence")
-
-
 LOSSES: dict[str, Loss] = {"plain": (TOKEN, plain_loss), "chunked": (SEQUENCE, chunked(7))}
 
 

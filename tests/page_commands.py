@@ -1,16 +1,20 @@
 """Runs the commands of the pages: each page in a folder of its own that looks like a clone."""
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import tables
 from forks import run_forked
-from stores import ROOT
+from stores import ASSETS, ROOT
+
+from eagle3.storage.files import read_jsonl
 
 OTHERS = ("benchmarks/README.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md")
 PAGES = [*tables.PAGES, *(ROOT / name for name in OTHERS)]
@@ -64,6 +68,21 @@ def clone(folder: Path) -> Path:
         (folder / name).symlink_to(ROOT / name)
     (folder / "TARGET").symlink_to(ROOT / "tests" / "assets" / "tiny")
     return folder
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """Write the files that a page shows."""
+    for block in blocks(page):
+        if block.language in ("python", "yaml") and "/" in block.title:
+            path = folder / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+
+
+def own_rows(count: int) -> list[str]:
+    """Return lines of JSON as of a company's own chats: without a licence."""
+    rows = islice(read_jsonl(ASSETS / "prompts" / "train.jsonl"), count)
+    return [json.dumps({key: value for key, value in row.items() if key != "license"}) + "\n" for row in rows]
 
 
 def run_block(text: str, folder: Path) -> tuple[int, str]:

@@ -40,6 +40,15 @@ def run_script(
     return run_forked(path_of(name, cwd), *arguments, cwd=cwd, env=environment(env))
 
 
+def finished(
+    name: str, *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a script that must end with status 0."""
+    done = run_script(name, *arguments, cwd=cwd, env=env)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def start_script(name: str, *arguments: str, log: Path) -> Forked:
     """Start a script in such a process, in a session of its own; stderr goes to `log`."""
     files = (os.devnull, str(log))

@@ -13,6 +13,7 @@ from eagle3.features.index import ShardIndex, index_name, parse_index
 from eagle3.features.manifest import MadeFrom, read_index, read_manifest, write_manifest
 from eagle3.features.sample import Sample, positions_with_teacher, scaled
 from eagle3.features.shards import ShardWriter, hash_of
+from eagle3.features.source import FeatureSource
 from eagle3.features.store import FeatureStore, save_target_weights
 from eagle3.head.batch import TttBatch
 from eagle3.storage.folder import LocalFolder, Storage
@@ -134,8 +135,28 @@ def shard_of(store: Path, number: int) -> Path:
     return path
 
 
+def flip_a_bit(path: Path, place: int | None = None) -> None:
+    """In the byte at this place of a file, or in its middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if place is None else place] ^= 1
+    path.write_bytes(content)
+
+
 def open_store(path: Path) -> FeatureStore:
     return FeatureStore(LocalFolder(path))
+
+
+def assert_same_samples(one: FeatureSource, other: FeatureSource, *, tolerance: float) -> None:
+    """The same ids, in whatever order, and up to the rounding of other batches the same features."""
+    others = {ref.entry.id: ref for ref in other.samples}
+    assert len(others) == len(other.samples) == len(one.samples)
+    for ref in one.samples:
+        ours, theirs = one.read(ref), other.read(others[ref.entry.id])
+        for name in ("input_ids", "turns", "has_teacher"):
+            assert torch.equal(getattr(ours, name), getattr(theirs, name)), (ref.entry.id, name)
+        for name in ("aux_hidden_states", "last_hidden_state"):
+            left, right = getattr(ours, name), getattr(theirs, name)
+            torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance)
 
 
 def random_samples(count: int, *, stored: str = "answers") -> list[Sample]:

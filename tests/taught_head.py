@@ -6,16 +6,16 @@ from pathlib import Path
 
 import torch
 from exported_head import LAYERS, random_head, tiny_chat, tiny_facts, tiny_target, with_origin
+from fitted_head import sample_with_features
 from stores import ASSETS, open_store, write_store
 from torch.nn import functional
 
 from eagle3.answers.generate import generate
 from eagle3.data.pack import pack_samples
-from eagle3.features.sample import Sample, positions_with_teacher
+from eagle3.features.sample import Sample
 from eagle3.head.eagle3 import EAGLE3
 from eagle3.head.kernels import KernelPlan
 from eagle3.serving.head.export import TrainedHead
-from eagle3.target.capture import Capture
 
 NEW_TOKENS, STEPS = 24, 3
 
@@ -36,20 +36,7 @@ def answered(prompts: list[list[int]], *, temperature: float) -> list[Sample]:
     for number, (prompt, answer) in enumerate(zip(prompts, found, strict=True)):
         ids = torch.tensor([*prompt, *answer.token_ids, *prompt[:3], *answer.token_ids[:4]])
         turns = torch.tensor([0] * len(prompt) + [1] * NEW_TOKENS + [0] * 3 + [2] * 4)
-        [features] = Capture(target, LAYERS)(ids[None], [len(ids)])
-        has_teacher = positions_with_teacher(turns, "answers")
-        last = features.last_hidden_state[has_teacher]
-        samples.append(
-            Sample(
-                id=f"p{number}#0",
-                input_ids=ids,
-                turns=turns,
-                aux_hidden_states=features.aux_hidden_states,
-                last_hidden_state=last,
-                teacher_argmax=(last @ target.lm_head.T).argmax(-1),
-                has_teacher=has_teacher,
-            )
-        )
+        samples.append(sample_with_features(target, LAYERS, ids, turns, f"p{number}#0"))
     return samples
 
 

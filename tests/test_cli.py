@@ -24,7 +24,7 @@ from hydra.errors import ConfigCompositionException
 from lightning.pytorch.callbacks import Callback
 from object_stores import http_server, send
 from omegaconf import OmegaConf
-from scripts import call_script, composed, run_script, start_script
+from scripts import call_script, composed, finished, run_script, start_script
 from stores import ASSETS, CONF, ROOT
 
 from eagle3 import cli, messages
@@ -37,15 +37,14 @@ from eagle3.head.divergence import PlainDivergence
 from eagle3.hydra_run import job_name
 from eagle3.messages import message_for_user, wrong_override
 from eagle3.settings.nearest import did_you_mean
-from eagle3.settings.parts import Part
 from eagle3.settings.serving import ACTIONS
-from eagle3.settings.types import validated
 from eagle3.storage.files import read_jsonl, sha256_file
 from eagle3.storage.folder import LocalFolder
 from eagle3.storage.records import read_sealed_json
 
 TINY, PROMPTS = ASSETS / "tiny", ASSETS / "prompts" / "train.jsonl"
 SHORT = ("max_new_tokens=16", "limit=2")  # of serve.py
+COMPARE = ["action=compare", f"prompts.path={PROMPTS}"]
 Call = Callable[..., Any]
 Fails = Callable[..., str]
 pytestmark = pytest.mark.filterwarnings(
@@ -88,9 +87,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         ("train", (*training, f"hydra.run.dir={made.run}")),
         ("serve", ("action=export", f"run={made.run}", f"head={made.head}", "check.min_accept_length=1.0", *SHORT)),
     ):  # fmt: skip
-        done = run_script(script, *arguments)
-        assert done.returncode == 0, done.stderr
-        made.said[script] = done.stderr.splitlines()
+        made.said[script] = finished(script, *arguments).stderr.splitlines()
     return made
 
 
@@ -107,20 +104,9 @@ def call(tmp_path: Path) -> Call:
 
 
 @pytest.fixture
-def fails(call: Call, capsys: pytest.CaptureFixture[str]) -> Fails:
-    """Run a task that must end with exit status 1 and one line `error: …`; returns the line."""
-
-    def run(script: str, *overrides: str) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            call(script, *overrides)
-        assert ended.value.code == 1
-        lines = capsys.readouterr().err.splitlines()
-        assert [line.startswith("error: ") for line in lines[-1:]] == [True], lines
-        assert not any("Traceback" in line for line in lines)
-        return lines[-1]
-
-    return run
+def fails(call: Call, error_of: Callable[..., str]) -> Fails:
+    """Run a task that must end with an error; returns its line."""
+    return lambda script, *overrides: error_of(call, script, *overrides)
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -310,20 +296,16 @@ def test_what_fails_before_the_task_is_one_line_too(tmp_path: Path) -> None:
     assert done.returncode == 1 and done.stderr.startswith(f"error: {log}: Is a directory; give a path"), done.stderr
 
 
-def test_after_a_full_disk_a_training_is_resumed() -> None:
-    line = message_for_user(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "RUN/checkpoints/last.ckpt"))
-    assert line is not None and line.startswith("no space left on the disk of RUN/checkpoints/last.ckpt; make room")
-    assert line.endswith("train.py with ckpt_path=auto")  # the same command alone refuses its own checkpoints
+FULL_DISK = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "RUN/last.ckpt")
 
 
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
-        (
-            OSError(errno.EACCES, "Permission denied", "DIR/file"),
-            "DIR/file: Permission denied; give a path that exists",
-        ),
-        (OSError(errno.EIO, "Input error", "DIR/file"), "DIR/file: Input error; the file system reported an error"),
+        (OSError(errno.EACCES, "Permission denied", "DIR/file"), "DIR/file: Permission denied; give a path"),
+        (OSError(errno.EIO, "Input error", "DIR/file"), "DIR/file: Input error; the file system"),
+        (FULL_DISK, "no space left on the disk of RUN/last.ckpt; make room"),
+        (FULL_DISK, "train.py with ckpt_path=auto"),  # the same command alone refuses its own checkpoints
         (torch.OutOfMemoryError("CUDA out of memory.\nTried to"), "(CUDA out of memory.); take smaller packs"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "take smaller packs"),
     ],
@@ -350,9 +332,7 @@ def test_an_exception_of_the_users_own_code_is_one_line_with_its_place_and_a_fau
     wrong_signature = line_of(lambda: own.value(two, two, two))
     assert by_a_library is not None and wrong_signature is not None and ours is None
     place = f"{__file__} line {one_argument.__code__.co_firstlineno + 1}, in one_argument: RuntimeError: "
-    assert by_a_library.startswith(place) and by_a_library.endswith(
-        "correct it (hydra.verbose=true shows the traceback)"
-    )
+    assert by_a_library.startswith(place) and "hydra.verbose=true" in by_a_library
     assert wrong_signature.startswith(f"{__file__}: TypeError: one_argument() takes 1 positional argument but 2 were")
 
 
@@ -514,15 +494,10 @@ def test_what_later_stages_lack_is_said_before_the_prompts_are_read(
     assert not (tmp_path / "dir").exists()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["ckpt_path=/nowhere.ckpt"], "ckpt_path=/nowhere.ckpt does not exist (there is no checkpoint); give"),
-        ([f"ckpt_path={__file__}"], f"ckpt_path={__file__}: {__file__} is damaged, or not a checkpoint"),
-    ],
-)
-def test_train_names_the_key(world: World, fails: Fails, overrides: list[str], message: str) -> None:
-    assert message in fails("train", f"data.path={world.store}", "data.val_fraction=0.2", *overrides)
+@pytest.mark.parametrize(("path", "said"), [("/nowhere.ckpt", "does not exist"), (__file__, "is damaged")])
+def test_train_names_the_key(world: World, fails: Fails, path: str, said: str) -> None:
+    line = fails("train", f"data.path={world.store}", f"ckpt_path={path}")
+    assert f"ckpt_path={path}" in line and f"{path} {said}" in line
 
 
 @pytest.mark.slow
@@ -569,15 +544,14 @@ def test_a_damaged_store_is_refused_and_the_advice_repairs_it(
         (["action=export", f"checkpoint={__file__}"], f"{__file__} is damaged, or not a checkpoint"),
         (["action=show", "prompts.path=/nowhere.jsonl"], "prompts.path=/nowhere.jsonl does not exist"),
         (["action=show"], "prompts.path is not set; give prompts.path=VALUE"),
-        (["action=compare"], "prompts.path is not set; give prompts.path=VALUE"),
-        (["action=compare", f"prompts.path={PROMPTS}"], "heads is not set; give heads=[A,B], folders of exported h"),
-        (["action=compare", f"prompts.path={PROMPTS}", "heads=[A]", "sweep=B"], "heads is set, and sweep=B too; give"),
-        (["action=compare", f"prompts.path={PROMPTS}", "heads=[A]", "logger=csv"], "logger=csv: only W&B takes this"),
+        (COMPARE, "heads is not set; give heads=[A,B], folders of exported h"),
+        ([*COMPARE, "heads=[A]", "sweep=B"], "heads is set, and sweep=B too; give"),
+        ([*COMPARE, "heads=[A]", "logger=csv"], "logger=csv: only W&B takes this"),
         (
-            ["action=compare", f"prompts.path={PROMPTS}", "heads=[A]", "logger=wandb", "logger.wandb.artifacts=true"],
-            "logger.wandb.artifacts=true is for checkpoints, and action=compare makes none",
+            [*COMPARE, "heads=[A]", "logger=wandb", "logger.wandb.artifacts=true"],
+            "logger.wandb.artifacts=true is for ch",
         ),
-        (["action=compare", "heads=[/nowhere]", f"prompts.path={PROMPTS}"], "/nowhere/config.json does not exist; m"),
+        ([*COMPARE, "heads=[/nowhere]"], "/nowhere/config.json does not exist; m"),
         (["action=bench"], "head is not set; give the folder of an exported head, made by: python serve.py"),
     ],
 )
@@ -655,8 +629,7 @@ def test_a_stopped_precompute_continues_where_it_was(world: World, tmp_path: Pat
     assert process.wait() == 130
     error = (tmp_path / "log").read_text()
     assert error.splitlines()[-1].startswith("error: interrupted; what was finished is kept")
-    done = run_script("precompute", *settings)
-    assert done.returncode == 0, done.stderr
+    finished("precompute", *settings)
     samples = json.loads((tmp_path / "dir" / "features" / "manifest.json").read_text())["samples"]
     assert samples == world.count_answered_once(tmp_path / "dir")
 
@@ -674,8 +647,7 @@ def test_a_stopped_training_says_how_to_go_on(world: World, tmp_path: Path) -> N
     error = (tmp_path / "log").read_text()
     said, _, command = error.splitlines()[-1].partition(" resume with: ")
     assert said == "error: stopped by a signal;"
-    done = run_script("train", *shlex.split(command)[2:], "trainer.max_epochs=3")  # the last of two values counts
-    assert done.returncode == 0 and "resumed at step " in done.stderr, done.stderr
+    done = finished("train", *shlex.split(command)[2:], "trainer.max_epochs=3")  # the last of two values counts
     [steps] = re.findall(r"resumed at step (\d+) of (\d+)", done.stderr)
     assert int(steps[0]) > 0 and int(steps[1]) == read_sealed_json(tmp_path / "result.json", made_by="")["steps"]
 
@@ -697,14 +669,12 @@ def test_no_secret_is_written_printed_or_logged(world: World, tmp_path: Path) ->
         for number, url in enumerate((f"http://me:{SECRET}@{place}", f"http://{place}?X-Amz-Signature={SECRET}&X=1")):
             settings = ("prompts/privacy=patterns", f"out_dir={tmp_path}/{number}", "stages=[prompts]")
             settings += (f"hydra.run.dir={tmp_path}/run{number}", f"prompts.path='{url}'")
-            said.append(run_script("precompute", *settings))
-            assert said[-1].returncode == 0, said[-1].stderr
+            said.append(finished("precompute", *settings))
         said.append(run_script("precompute", *settings[:-1], f"prompts.path='{url.replace('prompts.', 'absent.')}'"))
         assert said[-1].returncode == 1
     launch = ("action=launch", "dry_run=true", f"target.path={TINY}", f"hydra.run.dir={tmp_path}/launch")
     for env in (f"launch.env={{HF_TOKEN: {SECRET}, OTHER: x}}", f"+launch.env.HF_TOKEN={SECRET}"):
-        said.append(run_script("serve", *launch, env))
-        assert said[-1].returncode == 0, said[-1].stderr
+        said.append(finished("serve", *launch, env))
         assert 'HF_TOKEN="$HF_TOKEN"' in said[-1].stdout
     for done in said:
         assert SECRET not in done.stdout and SECRET not in done.stderr, done
@@ -732,11 +702,3 @@ def test_ranks_of_a_launcher_go_by_its_job(
     for key, value in environment.items():
         monkeypatch.setenv(key, value)
     assert job_name() == name
-
-
-def test_a_wandb_run_is_not_named_after_settings() -> None:
-    config = composed("train", "logger=wandb", "run_dir=outputs/train/one")
-    assert (config.logger.wandb.name, config.logger.wandb.job_type) == (None, "train")
-    assert (
-        validated(Part, OmegaConf.to_container(config.logger.wandb, resolve=True)).build()._wandb_init["name"] == "one"
-    )

@@ -163,10 +163,8 @@ def test_the_last_line_is_the_total_with_all_epochs(made: Path, caplog: pytest.L
     caplog.set_level("INFO", "eagle3.estimate")
     found = estimate_run(run_of(made, "estimate=a100", "estimate.epochs=3"))["gpu_hours"]
     assert found["total"] == pytest.approx(found["answers"] + found["features"] + 3 * found["training_epoch"])
-    assert "total, 3 epochs" in caplog.messages[-1] and caplog.messages[-1].endswith(
-        "of one NVIDIA A100 80 GB SXM, at least"
-    )
-    assert duration(3600 * found["total"]) in caplog.messages[-1]
+    last = caplog.messages[-1]
+    assert "total, 3 epochs" in last and "NVIDIA A100 80 GB" in last and duration(3600 * found["total"]) in last
 
 
 @pytest.mark.parametrize("too_long", ["drop", "truncate"])

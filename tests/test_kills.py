@@ -16,8 +16,8 @@ import pytest
 import torch
 from extraction import conversation, write_answers
 from object_stores import new_folder, running_store
-from scripts import run_script, start_script
-from stores import ASSETS, random_samples, write_store
+from scripts import finished, start_script
+from stores import ASSETS, assert_same_samples, random_samples, write_store
 
 from eagle3.features.concat import open_source
 from eagle3.storage.folder import open_folder
@@ -25,11 +25,6 @@ from eagle3.target.model import Target
 
 KILLS = int(os.environ.get("KILLS", "1"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
-
-
-def finished(*command: str) -> None:
-    done = run_script(*command)
-    assert done.returncode == 0, done.stderr
 
 
 def killed(log: Path, state: Callable[[], Any], drawn: random.Random, *command: str) -> bool:
@@ -78,13 +73,7 @@ def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that
         kills = sum(killed(tmp_path / "log", shards, drawn, *command) for _ in range(KILLS))
         finished(*command)
         assert kills == KILLS  # else it was too quick for them
-        there, here = open_source(url), open_source(str(data / "features"))
-        others = {ref.entry.id: ref for ref in there.samples}
-        assert len(others) == len(there.samples) == len(here.samples)
-        for ref in here.samples:
-            ours, theirs = here.read(ref), there.read(others[ref.entry.id])
-            assert torch.equal(ours.input_ids, theirs.input_ids) and torch.equal(ours.turns, theirs.turns)
-            torch.testing.assert_close(ours.aux_hidden_states, theirs.aux_hidden_states, rtol=2e-2, atol=2e-2)
+        assert_same_samples(open_source(str(data / "features")), open_source(url), tolerance=2e-2)
 
 
 LIVE = ("data=live", "features=huggingface", "target.device=cpu", "features.batch_tokens=1")

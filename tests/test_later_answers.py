@@ -95,7 +95,7 @@ def test_a_retried_answer_after_a_kill_in_features_costs_no_finished_shard(
     [("sampling.temperature=0.1", "sampling.temperature=0.7 then, 0.1 now"), ("prompts", "prompts_sha256=")],
 )
 def test_features_of_other_sampling_or_prompts_are_another_store(
-    run: Run, tmp_path: Path, change: str, named: str, capsys: pytest.CaptureFixture[str]
+    run: Run, tmp_path: Path, change: str, named: str, error_of: Callable[..., str]
 ) -> None:
     """Also where the answers were made again: that alone makes other answers, of the same store."""
     run()
@@ -104,9 +104,7 @@ def test_features_of_other_sampling_or_prompts_are_another_store(
     if change == "prompts":
         write_chats(tmp_path, QUESTIONS)
     before = shards(tmp_path)
-    with pytest.raises(SystemExit):
-        run(*([] if change == "prompts" else [change]))
-    line = capsys.readouterr().err.splitlines()[-1]
+    line = error_of(run, *([] if change == "prompts" else [change]))
     assert "made with settings other than this run's" in line and named in line and before == shards(tmp_path)
 
 

@@ -13,17 +13,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib import pyplot
-from page_commands import PAGES, Block, blocks, clone, commands, name, run_block
+from page_commands import PAGES, Block, blocks, clone, commands, name, own_rows, run_block, write_files
 from stores import ASSETS, CONF, ROOT
 
 from eagle3.settings.training import metric_names
-from eagle3.storage.files import read_jsonl
 
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 sys.path.insert(0, str(ROOT / "docs"))
@@ -90,14 +88,6 @@ def run_page(page: Path, folder: Path) -> list[str]:
 run_already: set[str] = set()
 
 
-def write_files(page: Path, folder: Path) -> None:
-    for block in blocks(page):
-        if block.language in ("python", "yaml") and "/" in block.title:
-            path = folder / block.title
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text)
-
-
 @pytest.fixture(scope="module")
 def tutorial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     folder = clone(tmp_path_factory.mktemp("tutorial"))
@@ -107,22 +97,15 @@ def tutorial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]
 @pytest.fixture(scope="module")
 def readme(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone with FILE.jsonl, and with DIR, RUN and HEAD as the README's commands leave them."""
-
     folder = clone(tmp_path_factory.mktemp("readme"))
-    own = [without_license(row) for row in islice(read_jsonl(ASSETS / "prompts" / "train.jsonl"), 24)]
     refused = json.dumps({"prompt": "Who is it?", "license": "none of yours"}) + "\n"
     for file in ("FILE.jsonl", "chats.jsonl"):
-        (folder / file).write_text("".join([*own, refused]))
+        (folder / file).write_text("".join([*own_rows(24), refused]))
     shutil.copy(ASSETS / "prompts" / "gsm8k.jsonl", folder)
     run_page(README, folder)
     rows = (folder / "DIR" / "answers" / "answers.jsonl").read_text().splitlines()
     (folder / "REGENERATED.jsonl").write_text("".join(regenerated(json.loads(row)) for row in rows))
     return folder
-
-
-def without_license(row: dict[str, Any]) -> str:
-    """Write a row as those of a company's own chats are."""
-    return json.dumps({key: value for key, value in row.items() if key != "license"}) + "\n"
 
 
 def regenerated(row: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from weakref import ref
 
 import pytest
-from scripts import Script, run_script
+from scripts import Script, finished
 from stores import ASSETS, ROOT
 
 from eagle3 import progress
@@ -110,9 +110,7 @@ def prompts_stage(folder: Path) -> list[str]:
 
 
 def test_log_json_is_an_object_a_line_on_stderr_and_text_in_the_file(tmp_path: Path) -> None:
-    done = run_script(*prompts_stage(tmp_path), "log=json")
-    assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stderr.splitlines()]
+    told = [json.loads(line) for line in finished(*prompts_stage(tmp_path), "log=json").stderr.splitlines()]
     assert told and all({"time", "level", "logger", "message"} <= set(each) for each in told)
     assert told[-1]["message"] in (tmp_path / "logs" / "precompute.log").read_text()
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eagle3.commands import live
 from eagle3.commands.train import build_loggers, build_training, chosen_precision
 from eagle3.compose import compose_run
+from eagle3.errors import Interrupted
 from eagle3.settings.training import TrainRun
 from eagle3.training.resume import read_resumed
 
@@ -26,8 +27,6 @@ LIGHTNING_WARNS = pytest.mark.filterwarnings(
     "ignore:.*treespec, LeafSpec.*",
     "ignore:Checkpoint directory.*",
 )
-
-
 Start = Callable[..., "Run"]
 
 
@@ -67,6 +66,16 @@ class Run:
         with self.held:
             self.trainer.fit(self.module, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
         return self
+
+    def stopped(self) -> "Run":
+        """Train until the signal of `signal_after` ends it."""
+        with pytest.raises(Interrupted, match=r"resume with ckpt_path=.*last\.ckpt"):
+            self.fit()
+        return self
+
+    @property
+    def resume(self) -> str:
+        return f"ckpt_path={self.directory}/checkpoints/last.ckpt"
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:

@@ -51,10 +51,7 @@ def test_the_flop_of_a_step_are_those_of_its_matrix_products(trained: bool) -> N
         ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NTT", "matrix products"),
         ("void pytorch_flash::flash_fwd_kernel<...>", "attention"),
         ("_one_pair", "loss and softmax"),
-        (
-            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>",
-            "norms and elementwise",
-        ),
+        ("void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>", "norms and elementwise"),
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "other"),
     ],
 )

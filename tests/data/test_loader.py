@@ -7,18 +7,10 @@ from typing import Any
 import pytest
 import torch
 from feature_data import feature_data
-from stores import in_float32, random_sample, shard_of, write_store
+from stores import flip_a_bit, in_float32, random_sample, shard_of, write_store
 
 from eagle3.data.loader import EpochPart, PackLoader
 from eagle3.errors import InputError
-from eagle3.head.batch import TttBatch
-
-
-def assert_equal(one: TttBatch, other: TttBatch) -> None:
-    for left, right in zip(one.tensors(), other.tensors(), strict=True):
-        assert torch.equal(left, right)
-    assert one.pack.token_bounds == other.pack.token_bounds and one.pack.sample_ids == other.pack.sample_ids
-    assert one.pair_bounds == other.pair_bounds and one.pack.anchors_in_step == other.pack.anchors_in_step
 
 
 @pytest.mark.parametrize(("readers", "prefetch"), [(2, 1), (3, 5)])
@@ -27,7 +19,9 @@ def test_packs_are_the_same_whatever_the_number_of_readers(store_path: Path, rea
     together = list(feature_data(str(store_path), readers=readers, prefetch=prefetch).train_dataloader())
     assert len(alone) == len(together) > 10
     for one, other in zip(alone, together, strict=True):
-        assert_equal(one, other)
+        assert all(torch.equal(*pair) for pair in zip(one.tensors(), other.tensors(), strict=True))
+        assert one.pack.token_bounds == other.pack.token_bounds and one.pack.sample_ids == other.pack.sample_ids
+        assert one.pair_bounds == other.pair_bounds and one.pack.anchors_in_step == other.pack.anchors_in_step
 
 
 def test_a_slow_reader_does_not_change_the_order_and_packs_count_when_handed_out() -> None:
@@ -55,9 +49,7 @@ def test_a_damaged_sample_is_named_when_its_pack_is_due(store_path: Path) -> Non
 
 def test_a_flipped_byte_is_refused_where_shards_are_verified(store_path: Path) -> None:
     shard = shard_of(store_path, 0)
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    flip_a_bit(shard)
     with pytest.raises(InputError, match=rf"{shard} has sha256 .*it is truncated or damaged and is refused"):
         feature_data(str(store_path), verify=True)
 

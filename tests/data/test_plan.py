@@ -48,9 +48,8 @@ def test_a_pack_is_filled_until_the_next_sample_would_not_fit(samples: Samples, 
     [plan] = plan_epoch(samples, pack_tokens=40, world_size=1, accumulate=1, shuffle_seed=seed)
     assert all(tokens(pack) + following.samples[0].entry.tokens > 40 for pack, following in pairwise(plan))
     assert (ids(plan) == [ref.entry.id for ref in samples]) is (seed is None)
-    assert [
-        len(pack.samples) for pack in plan_epoch(samples, pack_tokens=1, world_size=1, accumulate=1, shuffle_seed=0)[0]
-    ] == [1] * 37
+    [plan] = plan_epoch(samples, pack_tokens=1, world_size=1, accumulate=1, shuffle_seed=0)
+    assert [len(pack.samples) for pack in plan] == [1] * 37
 
 
 def test_the_same_seed_gives_the_same_plan_and_another_epoch_another(samples: Samples) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from exported_head import FINGERPRINT, origin_of
-from stores import IDENTITY, TARGET_CONFIG, grow_store, open_store, random_samples, shard_of, write_store
+from stores import IDENTITY, TARGET_CONFIG, flip_a_bit, grow_store, open_store, random_samples, shard_of, write_store
 
 from eagle3.errors import InputError
 from eagle3.features.concat import open_recorded, open_source
@@ -50,9 +50,7 @@ def test_the_fingerprint_is_that_of_all_stores_in_order_and_one_stays_what_it_is
 
 def test_ranks_share_the_verification_of_every_store(two_stores: list[str]) -> None:
     shard = shard_of(Path(two_stores[1]), 1)
-    content = bytearray(shard.read_bytes())
-    content[1000] ^= 1
-    shard.write_bytes(content)
+    flip_a_bit(shard, 1000)
     open_source(two_stores).verify(rank=0, world_size=2)
     with pytest.raises(InputError, match=str(shard)):
         open_source(two_stores).verify(rank=1, world_size=2)

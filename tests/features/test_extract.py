@@ -11,7 +11,7 @@ import pytest
 import torch
 from extraction import conversation, extract_by, write_answers
 from object_stores import new_folder, running_store
-from stores import open_store
+from stores import assert_same_samples, flip_a_bit, open_store
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -124,10 +124,8 @@ def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
         assert {name: folder.version(name) for name in finished} == finished
         store = open_source(path)
         store.verify()
-        for one, other in zip(whole.samples, store.samples, strict=True):
-            ours, theirs = whole.read(one), store.read(other)
-            assert ours.id == theirs.id
-            torch.testing.assert_close(ours.aux_hidden_states, theirs.aux_hidden_states, rtol=1e-4, atol=1e-4)
+        assert [ref.entry.id for ref in store.samples] == [ref.entry.id for ref in whole.samples]
+        assert_same_samples(whole, store, tolerance=1e-4)
     assert resumed.answer_counts == expected.answer_counts
 
 
@@ -150,9 +148,7 @@ def test_damaged_shards_are_named_and_only_what_was_deleted_is_made_again(answer
     indices = [name.replace(name[12:], ".index") for name in damaged]
     kept = {path.name: path.read_bytes() for path in folder.glob("shard-*") if path.name not in (*damaged, *indices)}
     for name in damaged:
-        flipped = bytearray((folder / name).read_bytes())
-        flipped[1000] ^= 1
-        (folder / name).write_bytes(flipped)
+        flip_a_bit(folder / name, 1000)
     with pytest.raises(InputError) as refused:
         open_store(folder).verify()
     for name, index in zip(damaged, indices, strict=True):

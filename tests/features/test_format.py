@@ -55,13 +55,10 @@ def damaged(whole: bytes, drawn: random.Random) -> bytes:
     return bytes(content)
 
 
-def blobs() -> list[bytes]:
-    return [b"".join(to_buffers(each)) for sample in random_samples(4) for each in (sample, in_fp8(sample))]
-
-
 def test_no_sample_ends_in_anything_but_an_error_of_the_reader(store_path: Path) -> None:
     """In no more memory than the sample: 256 MB above what the process holds would be a header that was believed."""
-    drawn, whole = random.Random(0), blobs()
+    drawn = random.Random(0)
+    whole = [b"".join(to_buffers(each)) for sample in random_samples(4) for each in (sample, in_fp8(sample))]
     entry, refused = open_store(store_path).samples[0].entry, 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(INPUTS):

@@ -70,8 +70,6 @@ def outputs_and_gradients(
 
 FAST = {"padded": PaddedAttention, "flash": flash(PlainKernel())}
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
-
-
 PACKS: dict[str, list[list[int]] | None] = {
     "ragged": None,
     "many turns": MANY_TURNS,
@@ -122,11 +120,8 @@ def test_the_kernels_of_the_installed_pytorch_take_our_arguments(step: int) -> N
     batch = ttt_batch(ragged_samples(), ttt_steps=STEPS).to(meta)
     output, *gradients = outputs_and_gradients(flash(TorchFlash()), batch, step, dtype=torch.bfloat16)
     assert output.device == meta and output.shape == (len(batch.anchors), QUERY_HEADS, CHANNELS)
-    assert [len(gradient) for gradient in gradients[:3]] == [
-        len(batch.anchors),
-        len(batch.pack.input_ids),
-        len(batch.pack.input_ids),
-    ]
+    tokens = len(batch.pack.input_ids)
+    assert [len(gradient) for gradient in gradients[:3]] == [len(batch.anchors), tokens, tokens]
 
 
 @pytest.mark.parametrize("kernel, device", [pytest.param(PlainKernel(), "cpu", id="PlainKernel"), *on_gpu("cuda")])

@@ -57,9 +57,7 @@ def test_lm_head_starts_as_the_targets_rows_of_the_draft_vocabulary_if_asked_to(
 def test_a_fixed_lm_head_is_the_targets_rows_without_a_gradient(store: FeatureStore) -> None:
     head = build_head(source=store, **SETTINGS | {"train_lm_head": False})
     assert [name for name, each in head.named_parameters() if not each.requires_grad] == ["lm_head.weight"]
-    with pytest.raises(
-        InputError, match=r"model\.train_lm_head=false .*\.lm_head_from_target=false .* one of them to true"
-    ):
+    with pytest.raises(InputError, match=r"model\.train_lm_head=false .*\.lm_head_from_target=false .* to true"):
         build_head(source=store, **SETTINGS | {"lm_head_from_target": False, "train_lm_head": False})
 
 
@@ -147,13 +145,9 @@ def test_settings_that_say_what_the_head_has_are_none_against_it(store: FeatureS
 
 def test_a_head_of_another_target_or_other_layers_is_refused(store: FeatureStore, start: StartHead) -> None:
     head = DraftHead(replace(start.head.config, hidden_size=32), start.head.draft_ids)
-    message = r"init_from=HEAD has hidden_size=32, the target of data\.path=.*features has 16; start from a head"
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=r"init_from=HEAD has hidden_size=32, the target of data\.path=.* has 16"):
         build_head(source=store, start=replace(start, head=head), **FREE)
-    message = (
-        r"reads the hidden states \[2, 5, 4\], data\.path=.* holds \[2, 4, 5\]; make features with features\.capture"
-    )
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=r"\[2, 5, 4\], data\.path=.* \[2, 4, 5\]; .* features\.capture_layers"):
         build_head(source=store, start=replace(start, capture_layers=[2, 5, 4]), **FREE)
 
 

@@ -89,9 +89,7 @@ def test_weights_of_another_shape_are_one_line(
     head, batch = make_head().requires_grad_(False), ttt_batch(ragged_samples(), ttt_steps=STEPS)
     monkeypatch.setattr(UnrollLoss, part, lambda *_: torch.ones(shape))
     objective, outputs = UnrollLoss(decay=DECAY, normalize="token"), unroll(head, EMBEDDING, batch, STEPS)
-    with pytest.raises(
-        InputError, match=rf"^loss=UnrollLoss: its weights have the shape {said}, not \[3, \d+\]; return"
-    ):
+    with pytest.raises(InputError, match=rf"^loss=UnrollLoss: its weights .* {said}, not \[3, \d+\]; return"):
         objective(head, outputs, TEACHER_HEAD, batch, compute)
 
 

@@ -1,15 +1,12 @@
 """The block drafter of docs/how-to/own-head-kind.md: a kind outside the package, through every command of its page."""
 
 import json
-from itertools import islice
 from pathlib import Path
 
 import pytest
-from page_commands import blocks, clone, run_block
-from scripts import run_script
-from stores import ASSETS, ROOT
-
-from eagle3.storage.files import read_jsonl
+from page_commands import blocks, clone, own_rows, run_block, write_files
+from scripts import finished, run_script
+from stores import ROOT
 
 PAGE = ROOT / "docs" / "how-to" / "own-head-kind.md"
 OURS = ("--config-dir", "team/conf")
@@ -20,16 +17,8 @@ HEAD = "outputs/own_head"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone with the files of the page."""
     folder = clone(tmp_path_factory.mktemp("blocks"))
-    rows = (
-        {key: value for key, value in row.items() if key != "license"}
-        for row in islice(read_jsonl(ASSETS / "prompts" / "train.jsonl"), 24)
-    )
-    (folder / "FILE.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    for block in blocks(PAGE):
-        if block.title:
-            path = folder / block.title
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text)
+    (folder / "FILE.jsonl").write_text("".join(own_rows(24)))
+    write_files(PAGE, folder)
     return folder
 
 
@@ -85,8 +74,7 @@ def test_a_training_starts_from_the_exported_head_with_keys_of_the_command_line_
     given = ["data.path=outputs/five/features", "data.val_fraction=0.2", "trainer.precision=32-true", "ttt_steps=3"]
     model = ["model.kind=blocks.Blocks", "+model.block_size=4", f"init_from={HEAD}"]
     train = [*given, *model, "trainer.max_epochs=1", "hydra.run.dir=outputs/again"]
-    done = run_script("train", *train, cwd=folder, env=path)
-    assert done.returncode == 0, done.stderr
+    finished("train", *train, cwd=folder, env=path)
     assert (folder / "outputs/again/result.json").is_file()
     done = run_script("train", *train, "model.num_heads=2", "hydra.run.dir=outputs/wrong", cwd=folder, env=path)
     assert done.returncode == 1 and "model.num_heads=2 is not a key of model.kind=blocks.Blocks" in done.stderr

@@ -176,9 +176,7 @@ class WithSize(HeadConfig):
 
 
 def test_what_a_kind_lacks_is_one_line() -> None:
-    with pytest.raises(
-        InputError, match=r"Unfinished lacks unroll, cached, config_type, a subclass of .*HeadSizes; add"
-    ):
+    with pytest.raises(InputError, match=r"Unfinished lacks unroll, cached, config_type, a subclass of .*HeadSizes"):
         kind_named(f"{__name__}.Unfinished")
     kind, head = kind_named(f"{__name__}.OtherHead"), head_for_target()
     with pytest.raises(InputError, match=r"OtherHead: the losses need other modules .*bias=False"):
@@ -244,9 +242,7 @@ def test_what_a_step_of_a_decode_returns_wrong_is_one_line(monkeypatch: pytest.M
         methods = {"confirm": states, "root": path, "step": (states, path), method: returned}
         decode = Decode(**{name: lambda *_, value=value: value for name, value in methods.items()})
         monkeypatch.setattr(TwoLayers, "cached", lambda *_, decode=decode, **__: decode)
-        with pytest.raises(
-            InputError, match=rf"^model\.kind=two_layer_head\.TwoLayers: its Decode\.{method} returns {said}"
-        ):
+        with pytest.raises(InputError, match=rf"^model\.kind=two_layer_head\.TwoLayers: its Decode\.{method} .*{said}"):
             speculator.decode(PROMPT, steps=2, max_new_tokens=4)
 
 
@@ -268,9 +264,7 @@ def test_a_class_that_has_changed_since_the_training_is_one_line(
         return head
 
     monkeypatch.setattr(TwoLayers, "new_head", changed)
-    with pytest.raises(
-        InputError, match=r"modules of model\.kind=two_layer_head\.TwoLayers have changed .*added\.weight"
-    ):
+    with pytest.raises(InputError, match=r"model\.kind=two_layer_head\.TwoLayers have changed .*added\.weight"):
         read_trained(checkpoint)
 
 

@@ -2,35 +2,22 @@
 
 import numpy as np
 import torch
-from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, small_target
+from fitted_head import LAYERS, NEW_TOKENS, PROMPT, fitted_head, sample_with_features, small_target
 from heads import ttt_batch
 
 from eagle3.decoding.speculate import measure, plain_greedy
-from eagle3.features.sample import Sample, positions_with_teacher
+from eagle3.features.sample import Sample
 from eagle3.head.loss import UnrollLoss
 from eagle3.head.simulate_decoding import simulate_rounds
 from eagle3.head.unroll import unroll
-from eagle3.target.capture import Capture
 
 PROMPTS = [PROMPT, PROMPT[4:], PROMPT[9:]]
 
 
 def greedy_sample(target, prompt) -> Sample:
-    """The target's greedy answer with its features, as precompute.py stores it."""
     ids = torch.tensor(prompt + plain_greedy(target, prompt, NEW_TOKENS))
     turns = torch.tensor([0] * len(prompt) + [1] * (len(ids) - len(prompt)))
-    [features] = Capture(target, LAYERS)(ids[None], [len(ids)])
-    teachers = positions_with_teacher(turns, "answers")
-    logits = features.last_hidden_state[teachers] @ target.lm_head.T
-    return Sample(
-        id="",
-        input_ids=ids,
-        turns=turns,
-        aux_hidden_states=features.aux_hidden_states,
-        last_hidden_state=features.last_hidden_state[teachers],
-        teacher_argmax=logits.argmax(-1),
-        has_teacher=teachers,
-    )
+    return sample_with_features(target, LAYERS, ids, turns)
 
 
 def test_rounds_of_validation_are_those_of_decoding():

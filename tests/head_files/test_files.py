@@ -114,14 +114,12 @@ def test_the_name_of_a_head_on_the_hub_is_told_how_to_get_it(read: Callable[[str
 
 
 def test_a_head_of_the_speculators_is_read_with_the_layers_that_vllm_captures_for_it(head: Path) -> None:
-    before, editable = load_head(head, num_layers=8), Editable(head)
+    """tests/head_files/test_init_from.py reads its weights."""
+    editable = Editable(head)
     as_speculators(editable, torch.zeros(50, 16))
     editable.save()
     files = read_files(head)
     assert (files.nested, files.layer_ids, files.top_level_ids) == (True, None, [2, 4, 5])
-    after = load_head(head, num_layers=8)
-    torch.testing.assert_close(after.head.state_dict(), before.head.state_dict(), rtol=0, atol=0)
-    assert after.head.config == before.head.config
     editable.config[IDS] = [1, 3, 6]
     editable.save()
     assert load_head(head, num_layers=8).capture_layers == [1, 3, 6]

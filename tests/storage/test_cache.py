@@ -43,10 +43,6 @@ def part(folder: CachedFolder, start: int, stop: int) -> bytes:
     return bytes(folder.read("a.bin", start, stop, sha256=hashlib.sha256(CONTENT[start:stop]).hexdigest()))
 
 
-def used(path: Path) -> int:
-    return sum(each.stat().st_blocks * 512 for each in path.glob("*/*"))
-
-
 def test_no_byte_is_served_that_does_not_match(far: Counted, tmp_path: Path) -> None:
     drawn = random.Random(1)
     folder = CachedFolder(far, tmp_path, limit=10**9)
@@ -73,7 +69,7 @@ def test_the_cache_stays_under_its_limit_and_keeps_what_was_read_last(far: Count
     for number in range(20):
         folders[number % 3].read(f"{number}.bin", 0, 1_000_000, sha256=expected)
         os.utime(folders[0].path / f"{number}.bin", (number, number))
-        assert used(tmp_path) <= limit
+        assert sum(each.stat().st_blocks * 512 for each in tmp_path.glob("*/*")) <= limit
     left = sorted(int(path.stem) for path in folders[0].path.iterdir())
     assert len(left) >= 9 and left[-8:] == list(range(12, 20))
 

@@ -191,13 +191,10 @@ def test_impossible_capture_layers_are_refused(layers):
         check_capture_layers(layers, 8)
 
 
+GEMMA4_WITH_CAP = {**GEMMA4, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 2.0}
 TRANSFORMS = {
     "soft-cap": ("Gemma2Config", {"head_dim": 8, "final_logit_softcapping": 1.5}, LogitTransform(soft_cap=1.5)),
-    "cap of Gemma 4": (
-        "Gemma4TextConfig",
-        {**GEMMA4, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 2.0},
-        LogitTransform(soft_cap=2.0),
-    ),
+    "cap of Gemma 4": ("Gemma4TextConfig", GEMMA4_WITH_CAP, LogitTransform(soft_cap=2.0)),
     "divided": ("GraniteConfig", {"logits_scaling": 8.0}, LogitTransform(scale=1 / 8)),
     "scaled": ("CohereConfig", {"logit_scale": 0.0625}, LogitTransform(scale=0.0625)),
     "scaled by what others divide by": ("HyperCLOVAXConfig", {"logits_scaling": 8.0}, LogitTransform(scale=8.0)),

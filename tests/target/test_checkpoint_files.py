@@ -29,6 +29,7 @@ def make_adapter(folder: Path) -> None:
 
 
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+OWN_CODE = {"model_type": "mine", "auto_map": {"AutoConfig": "configuration_mine.MyConfig"}}
 OWN_TOKENIZER = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["tokenization_mine.Mine", None]}}
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "modelopt": (set_config(quantization_config=MODELOPT), r"quant_method=modelopt.*give the checkpoint"),
@@ -38,14 +39,8 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "older compressed-tensors": (set_config(compression_config={"format": "x"}), r"quantised \(compression_config\)"),
     "adapter": (put("adapter_config.json"), r"is an adapter .*merge"),
     "adapter without a config": (make_adapter, r"is an adapter"),
-    "own code": (
-        set_config(model_type="mine", auto_map={"AutoConfig": "configuration_mine.MyConfig"}),
-        r"neither a model folder.*Python code.*target\.trust_remote_code=true",
-    ),
-    "own tokenizer": (
-        put("tokenizer_config.json", json.dumps(OWN_TOKENIZER)),
-        r"no usable tokenizer.*target\.trust_remote_code=true",
-    ),
+    "own code": (set_config(**OWN_CODE), r"neither a model folder.*target\.trust_remote_code=true"),
+    "own tokenizer": (put("tokenizer_config.json", json.dumps(OWN_TOKENIZER)), r"tokenizer.*target\.trust_remote_code"),
 }
 
 

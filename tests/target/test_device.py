@@ -10,16 +10,11 @@ from eagle3.target.device import unseen_gpus
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch sees a GPU here")
 
 
-@pytest.fixture
-def driver(tmp_path: Path) -> Path:
-    """A folder like that of NVIDIA's driver: one GPU."""
-    (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
-    return tmp_path / "gpus"
-
-
 def test_gpus_that_pytorch_does_not_see_are_said_unless_they_are_hidden_on_purpose_or_not_there(
-    driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    driver = tmp_path / "gpus"  # as of NVIDIA's driver, with one GPU
+    (driver / "0000:01:00.0").mkdir(parents=True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert str(unseen_gpus(driver)).startswith("PyTorch sees no GPU where the driver lists 1 (")
     assert unseen_gpus(tmp_path / "no driver") is None

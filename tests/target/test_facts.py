@@ -11,24 +11,19 @@ from eagle3.target.facts import LogitTransform, TargetConfig, plain_rope, target
 
 MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}
 WITH_IMAGES = {
-    "Qwen2_5_VLConfig": ("text_config", MROPE),
-    "Qwen3VLConfig": ("text_config", {**MROPE, "mrope_interleaved": True}),
-    "Glm4vConfig": ("text_config", {**MROPE, "partial_rotary_factor": 0.5}),
+    "Qwen2_5_VLConfig": MROPE,
+    "Qwen3VLConfig": {**MROPE, "mrope_interleaved": True},
+    "Glm4vConfig": {**MROPE, "partial_rotary_factor": 0.5},
 }
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 6}
 
 
-def facts_with_images(name: str) -> TargetConfig:
-    part, rope = WITH_IMAGES[name]
-    config = getattr(transformers, name)(**{part: {**SIZES, "rope_parameters": rope}})
-    text_config = config.get_text_config(decoder=True)
-    assert "mrope_section" in text_config.rope_parameters
-    return target_config(text_config, text_config.vocab_size, "bfloat16")
-
-
 @pytest.mark.parametrize("name", WITH_IMAGES)
 def test_rope_with_sections_for_images_is_plain_rope_for_a_head_that_drafts_text(name: str) -> None:
-    facts = facts_with_images(name)
+    text = {**SIZES, "rope_parameters": WITH_IMAGES[name]}
+    config = getattr(transformers, name)(text_config=text).get_text_config(decoder=True)
+    assert "mrope_section" in config.rope_parameters
+    facts = target_config(config, config.vocab_size, "bfloat16")
     assert facts.rope_parameters == {"rope_type": "default", "rope_theta": 1e6}
     assert read_rope({"rope_parameters": facts.rope_parameters}) == facts.rope_parameters
 

@@ -65,9 +65,8 @@ def test_a_target_is_fetched_once_without_its_other_formats(hub: FakeHub, tiny_p
     target = load_target(path=NAME, **OPTIONS)
     fetched = [line.partition("/resolve/")[2].partition("/")[2] for line in hub.asked if line.startswith("GET")]
     assert sorted(filter(None, fetched)) == sorted(path.name for path in tiny_path.iterdir())
-    assert replace(target.identity, name="", revision=None) == replace(
-        load_target(path=str(tiny_path), **OPTIONS).identity, name=""
-    )
+    own = load_target(path=str(tiny_path), **OPTIONS).identity
+    assert replace(target.identity, name="", revision=None) == replace(own, name="")
     hub.asked.clear()
     assert load_target(path=NAME, **OPTIONS).identity == target.identity
     assert hub.asked == []
@@ -110,14 +109,8 @@ def set_status(status: int) -> Callable[[FakeHub], None]:
     return lambda hub: setattr(hub, "status", status)
 
 
-def without_config(hub: FakeHub) -> None:
-    [files] = hub.models[NAME].values()
-    del files["config.json"]
-
-
-def without_safetensors(hub: FakeHub) -> None:
-    [files] = hub.models[NAME].values()
-    del files[WEIGHTS]
+def without(name: str) -> Callable[[FakeHub], object]:
+    return lambda hub: [files.pop(name) for files in hub.models[NAME].values()]
 
 
 @pytest.mark.parametrize(
@@ -129,8 +122,8 @@ def without_safetensors(hub: FakeHub) -> None:
         (set_status(429), r"not in the cache .* \(revision main\), .* \(429 Too Many.*\); try again later"),
         (set_status(503), r"not in the cache .* \(revision main\), .*503.*; try again later"),
         (lambda hub: setattr(hub, "cut", WEIGHTS), r"cannot be fetched .*closed connection.*same command again"),
-        (without_config, r"it has no config\.json, as a copy in GGUF: give the folder of a Hugging Face model"),
-        (without_safetensors, r"holds no \*\.safetensors, and other formats .*\*\.gguf"),
+        (without("config.json"), r"it has no config\.json, as a copy in GGUF: give the folder of a Hugging Face model"),
+        (without(WEIGHTS), r"holds no \*\.safetensors, and other formats .*\*\.gguf"),
     ],
 )  # fmt: skip
 def test_what_the_hub_does_not_give_is_one_line_before_the_first_stage(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chats import SETTINGS
 from wrong_json import TEXTS, mutations, one_printable_line
 
 from eagle3.answers.chat import Chat
@@ -62,10 +63,7 @@ def test_no_wrong_value_in_a_file_is_a_traceback(file: str, target_copy: Path) -
 def read(folder: Path) -> None:
     files = stored_target(path=str(folder))
     assert files.identity and files.facts and files.embedding is not None
-    settings = ChatSettings(
-        template=None, template_kwargs={}, stop_tokens="auto", date="2026-01-01", reasoning_parser=None
-    )
-    chat = Chat(files.tokenizer, settings, stop_ids=files.stop_ids)
+    chat = Chat(files.tokenizer, ChatSettings(**SETTINGS | {"reasoning_parser": None}), stop_ids=files.stop_ids)
     chat.prompt_ids([{"role": "user", "content": "Hello."}])
 
 

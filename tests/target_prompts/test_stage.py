@@ -49,16 +49,8 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def fails(run: Run, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    def command(*overrides: str, **settings: Any) -> str:
-        with pytest.raises(SystemExit) as ended:
-            run(*overrides, **settings)
-        assert ended.value.code == 1
-        line = capsys.readouterr().err.splitlines()[-1]
-        assert line.startswith("error: ")
-        return line
-
-    return command
+def fails(run: Run, error_of: Callable[..., str]) -> Callable[..., str]:
+    return lambda *overrides, **settings: error_of(run, *overrides, **settings)
 
 
 @pytest.fixture
@@ -82,10 +74,6 @@ def prompts_of(out_dir: Path) -> list[dict]:
     return [*read_jsonl(out_dir / "prompts" / "prompts.jsonl")]
 
 
-def ledger_of(out_dir: Path) -> dict:
-    return read_sealed_json(out_dir / "prompts" / "ledger.json", made_by="")
-
-
 def files_of(out_dir: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (out_dir / "target_prompts").iterdir()}
 
@@ -95,11 +83,10 @@ def test_a_target_alone_gives_as_many_prompts_as_are_asked_for_and_answers_them(
     prompts, rows = prompts_of(out_dir), [*read_jsonl(out_dir / "answers" / "answers.jsonl")]
     assert len(prompts) == 12 and {row["prompt_id"] for row in rows} == {prompt["id"] for prompt in prompts}
     assert {(prompt["source"], prompt["license"]) for prompt in prompts} == {("target", "output of the target")}
-    source = ledger_of(out_dir)["sources"]["target"]
+    source = read_sealed_json(out_dir / "prompts" / "ledger.json", made_by="")["sources"]["target"]
     samples = samples_of(out_dir)
-    assert [row["number"] for row in samples] == [*range(source["rows"])] and {
-        row["written_by"] for row in samples
-    } == {str(TINY)}
+    assert [row["number"] for row in samples] == [*range(source["rows"])]
+    assert {row["written_by"] for row in samples} == {str(TINY)}
     refused = Counter(row["refused"] for row in samples if row["refused"])
     assert refused and refused.items() <= source["rejected"].items()  # each is counted by its reason
     assert len(sampled) == len(set(sampled)) == len(samples) + 12

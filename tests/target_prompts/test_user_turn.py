@@ -98,10 +98,7 @@ CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\nTEXT<|im_end|>\n{% en
         (CHATML.replace("TEXT", "{{ m.content }}{{ m.content }}"), REWRITTEN),
         (CHATML.replace("TEXT", "{{ m.content }} ({{ m.content | length }} characters)"), REWRITTEN),
         (CHATML.replace("TEXT", "{{ m.content }}\nThink first."), NO_END),
-        (
-            "{{ raise_exception('no users') }}" + CHATML.replace("TEXT", "{{ m.content }}"),
-            "the chat template refuses: no users",
-        ),
+        ("{{ raise_exception('no users') }}" + CHATML.replace("TEXT", "{{ m.content }}"), "the chat .*: no users"),
     ],
 )
 def test_a_template_without_a_place_for_a_user_s_text_is_refused_by_name(template, reason, tmp_path):

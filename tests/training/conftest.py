@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stores import random_samples, write_store
@@ -23,6 +24,14 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory, training_store: Path) ->
         return Run(tmp_path_factory.mktemp("whole"), training_store, *overrides).fit()
 
     return whole
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, facts: Any) -> Path:
+    """Of a random head. No test writes to it."""
+    from exported_head import FINGERPRINT, random_head, save_checkpoint  # with transformers, which takes seconds
+
+    return save_checkpoint(tmp_path_factory.mktemp("run") / "last.ckpt", random_head(facts, FINGERPRINT))
 
 
 @pytest.fixture

@@ -7,19 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from exported_head import FINGERPRINT, random_head, save_checkpoint
 
 from eagle3.errors import InputError
-from eagle3.head_files.finding import TargetFacts
 from eagle3.training.checkpoint import AtomicCheckpointIO
 from eagle3.training.checkpoint_file import read_checkpoint
-
-
-@pytest.fixture(scope="module")
-def content(tmp_path_factory: pytest.TempPathFactory, facts: TargetFacts) -> bytes:
-    path = tmp_path_factory.mktemp("run") / "last.ckpt"
-    save_checkpoint(path, random_head(facts, FINGERPRINT))
-    return path.read_bytes()
 
 
 def refusal(path: Path) -> str:
@@ -29,19 +20,17 @@ def refusal(path: Path) -> str:
     return str(refused.value)
 
 
-def test_a_checkpoint_is_one_that_torch_and_lightning_read(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    path.write_bytes(content)
-    read = read_checkpoint(path, setting="x")
-    by_torch = torch.load(path, weights_only=True)
-    by_lightning = AtomicCheckpointIO(copies=None).load_checkpoint(path, weights_only=True)
+def test_a_checkpoint_is_one_that_torch_and_lightning_read(checkpoint: Path) -> None:
+    read = read_checkpoint(checkpoint, setting="x")
+    by_torch = torch.load(checkpoint, weights_only=True)
+    by_lightning = AtomicCheckpointIO(copies=None).load_checkpoint(checkpoint, weights_only=True)
     for name, weight in read.weights.items():
         assert torch.equal(by_torch["state_dict"][name], weight)
         assert torch.equal(by_lightning["state_dict"][name], weight)
 
 
-def test_no_flipped_byte_and_no_cut_passes(content: bytes, tmp_path: Path) -> None:
-    drawn, path = random.Random(0), tmp_path / "last.ckpt"
+def test_no_flipped_byte_and_no_cut_passes(checkpoint: Path, tmp_path: Path) -> None:
+    drawn, content, path = random.Random(0), checkpoint.read_bytes(), tmp_path / "last.ckpt"
     for number in range(24):
         place = drawn.randrange(len(content))
         flipped = bytes([content[place] ^ 1 << drawn.randrange(8)])

@@ -6,7 +6,6 @@ import pytest
 from matplotlib import image
 from training_runs import LIGHTNING_WARNS, Start
 
-from eagle3.errors import Interrupted
 from eagle3.training.curves import PANELS, Curve, draw, main, read_curves
 
 pytestmark = LIGHTNING_WARNS
@@ -21,11 +20,9 @@ def write(folder: Path, text: str = METRICS) -> Path:
 
 
 def test_every_panel_shows_what_a_training_logs_also_after_a_resume(train: Start) -> None:
-    first = train("run", CURVES, signal_after=14)
-    with pytest.raises(Interrupted):
-        first.fit()
+    first = train("run", CURVES, signal_after=14).stopped()
     assert (first.directory / "curves.png").is_file()
-    done = train("run", CURVES, "trainer.max_epochs=3", f"ckpt_path={first.directory}/checkpoints/last.ckpt").fit()
+    done = train("run", CURVES, "trainer.max_epochs=3", first.resume).fit()
     assert image.imread(done.directory / "curves.png").shape[0] > 800
     curves = read_curves(done.directory)
     assert curves["train/loss"].steps == list(range(done.trainer.global_step))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from training_runs import LIGHTNING_WARNS, SHORT, Start
 
 from eagle3 import cli
 from eagle3.commands.devices import require_launched
-from eagle3.errors import InputError, Interrupted
+from eagle3.errors import InputError
 from eagle3.hydra_run import launched_rank
 from eagle3.messages import message_for_user
 from eagle3.training.callbacks import SameOnAllRanks
@@ -76,12 +77,10 @@ def test_lightning_starts_the_ranks_in_a_job_without_srun(monkeypatch: pytest.Mo
     ],
 )
 def test_ranks_that_would_wait_or_be_lost_are_refused(
-    store_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, message: str
+    store_path: Path, tmp_path: Path, error_of: Callable[..., str], setting: str, message: str
 ) -> None:
     settings = (f"data.path={store_path}", f"run_dir={tmp_path}/run", *SHORT, "trainer.devices=2", setting)
-    with pytest.raises(SystemExit):
-        call_script("train", *settings, output_dir=tmp_path / "run")
-    assert message in capsys.readouterr().err
+    assert message in error_of(call_script, "train", *settings, output_dir=tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -89,13 +88,11 @@ def test_ranks_that_would_wait_or_be_lost_are_refused(
     [({}, "start it once, e.g. with srun --ntasks=1"), ({"SUBMITIT_EXECUTOR": "slurm"}, "give trainer.num_nodes=2")],
 )
 def test_a_sweep_is_started_once_and_a_job_of_it_uses_the_ranks_that_it_asked_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], variables: dict, message: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error_of: Callable[..., str], variables: dict, message: str
 ) -> None:
     launch(monkeypatch, SRUN | variables)
     monkeypatch.setattr("eagle3.commands.train.in_sweep", lambda: True)
-    with pytest.raises(SystemExit):
-        call_script("train", "data.path=DIR", f"run_dir={tmp_path}", *SHORT, output_dir=tmp_path)
-    assert message in capsys.readouterr().err
+    assert message in error_of(call_script, "train", "data.path=DIR", f"run_dir={tmp_path}", *SHORT, output_dir=tmp_path)
 
 
 def test_ranks_of_another_training_end_it_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +136,5 @@ def test_a_lost_rank_is_one_line() -> None:
 def test_slurms_own_signal_saves_and_ends_like_others(train: Start) -> None:
     run = train("run", signal_after=3)
     run.recorder.number = signal.SIGUSR1
-    with pytest.raises(Interrupted):
-        run.fit()
+    run.stopped()
     assert (run.directory / "checkpoints/last.ckpt").is_file()

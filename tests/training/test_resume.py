@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from exported_head import FINGERPRINT, random_head, save_checkpoint
 from object_stores import new_folder, running_store
-from scripts import run_script
+from scripts import finished
 from stores import random_samples, write_store
 
 from eagle3.errors import InputError
-from eagle3.head_files.finding import TargetFacts
 from eagle3.storage.folder import Storage, open_folder, write_file
 from eagle3.training import copies as copies_module
 from eagle3.training import resume
@@ -29,16 +27,10 @@ from eagle3.training.resume import RunCheckpoints, read_resumed
 Saved = Callable[..., Path]
 
 
-@pytest.fixture(scope="module")
-def content(tmp_path_factory: pytest.TempPathFactory, facts: TargetFacts) -> dict[str, Any]:
-    path = tmp_path_factory.mktemp("run") / "last.ckpt"
-    save_checkpoint(path, random_head(facts, FINGERPRINT))
-    return torch.load(path, weights_only=True)
-
-
 @pytest.fixture
-def save(content: dict[str, Any]) -> Saved:
+def save(checkpoint: Path) -> Saved:
     """Save a checkpoint of a step, of the training with this seed."""
+    content = torch.load(checkpoint, weights_only=True)
 
     def saved(path: Path, step: int, seed: int = 0) -> Path:
         record = {**content["eagle3"], "settings": {"seed": seed}}
@@ -167,9 +159,8 @@ def test_an_explicit_checkpoint_does_not_replace_the_copies_of_another_training(
     for run, given in ((tmp_path / "new", other), (tmp_path / "third", own), (tmp_path / "third", "auto")):
         assert f"checkpoint_copies={copies} is used by another run ({tmp_path}/second" in refusal(run, given, copies)
     (copies / "run.json").unlink()  # of an earlier version
-    assert f"checkpoint_copies={copies} has checkpoints that ckpt_path={other} would replace" in refusal(
-        tmp_path / "new", other, copies
-    )
+    message = f"checkpoint_copies={copies} has checkpoints that ckpt_path={other} would replace"
+    assert message in refusal(tmp_path / "new", other, copies)
     assert copied.read_bytes() == before["last.ckpt"]
 
 
@@ -316,12 +307,11 @@ def test_a_run_elsewhere_continues_from_copies_in_a_bucket(tmp_path: Path) -> No
     store = write_store(tmp_path / "store", random_samples(60))
 
     def train(run: str, *overrides: str) -> dict[str, Any]:
-        done = run_script(
+        finished(
             "train", f"data.path={store}", f"hydra.run.dir={tmp_path}/{run}", "trainer=cpu", "data.pack_tokens=48",
             "model.draft_vocab_size=16", "ttt_steps=3", "callbacks.early_stopping=null", "callbacks.curves=null",
             *overrides,
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
         return torch.load(tmp_path / run / "checkpoints/last.ckpt", weights_only=True)
 
     with running_store():

@@ -11,10 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from ray_cluster import OWN_NETWORK, own_network_works
-from scripts import run_script
-from stores import ASSETS, ROOT, open_store
+from scripts import finished
+from stores import ASSETS, ROOT, assert_same_samples, open_store
 
 from eagle3.storage.files import read_jsonl
 
@@ -45,8 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cluster")
     lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[:ROWS]
     (folder / "prompts.jsonl").write_text("".join(lines))
-    done = run_script("precompute", *settings(folder, folder / "here"))
-    assert done.returncode == 0, done.stderr
+    finished("precompute", *settings(folder, folder / "here"))
     return folder
 
 
@@ -66,13 +64,8 @@ def test_a_cluster_whose_workers_die_makes_the_store_of_one_process(folder: Path
     ]
     one, other = (open_store(folder / name / "features") for name in ("here", "ray"))
     other.verify()
-    others = {ref.entry.id: ref for ref in other.samples}
-    assert len(others) == len(one.samples) == other.manifest.samples == len(other.samples)
-    for ref in one.samples:
-        ours, theirs = one.read(ref), other.read(others[ref.entry.id])
-        assert torch.equal(ours.input_ids, theirs.input_ids) and torch.equal(ours.turns, theirs.turns)
-        torch.testing.assert_close(ours.aux_hidden_states, theirs.aux_hidden_states, rtol=2e-2, atol=2e-2)  # bf16
-        torch.testing.assert_close(ours.last_hidden_state, theirs.last_hidden_state, rtol=2e-2, atol=2e-2)
+    assert other.manifest.samples == len(other.samples)
+    assert_same_samples(one, other, tolerance=2e-2)  # bf16
 
 
 NOTED = "echo 127.0.0.1:1 > /tmp/ray/ray_current_cluster"  # as a cluster that was killed leaves it

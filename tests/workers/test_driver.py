@@ -216,7 +216,6 @@ def test_the_reason_of_a_loss_is_ray_s_own_in_a_line() -> None:
         "The actor died unexpectedly before finishing this task.\n\tclass_name: Actor\n\tip: 10.0.0.1\n"
         "The actor is dead because its node has died. Node Id: 34cd\n\tthe actor's node was terminated: SIGTERM"
     )
-    assert reason_of(message) == (
-        "The actor is dead because its node has died. Node Id: 34cd the actor's node was terminated: SIGTERM"
-    )
+    reason = "The actor is dead because its node has died. Node Id: 34cd the actor's node was terminated: SIGTERM"
+    assert reason_of(message) == reason
     assert reason_of("The actor 12ab is unavailable: RPC error") == "The actor 12ab is unavailable: RPC error"
