@@ -34,16 +34,14 @@ def run_of(target: Path, *overrides: str) -> PrecomputeRun:
         ({}, ["features.capture_layers=[2,4,9]"], r"features\.capture_layers=\[2, 4, 9\] does not fit"),
     ],
 )
-def test_a_target_that_cannot_be_used_is_refused_without_its_weights(
-    without_weights: Path, changes: dict[str, object], overrides: list[str], message: str
-) -> None:
+def test_a_target_that_cannot_be_used_is_refused_without_its_weights(without_weights, changes, overrides, message):
     edit_json(without_weights / "config.json", **changes)
     with pytest.raises(InputError, match=message):
         check_ahead(run_of(without_weights, *overrides), [*STAGES.values()])
 
 
 @pytest.mark.parametrize("stage", ["answers", "estimate"])
-def test_a_target_without_a_chat_template_is_refused_before_the_first_stage(without_weights: Path, stage: str) -> None:
+def test_a_target_without_a_chat_template_is_refused_before_the_first_stage(without_weights, stage):
     (without_weights / "chat_template.jinja").unlink()
     run = run_of(without_weights, "answers=huggingface", "features=huggingface")
     with pytest.raises(InputError, match=r"chat\.template=null .* chat\.template=FILE"):
@@ -62,17 +60,13 @@ def test_a_target_without_a_chat_template_is_refused_before_the_first_stage(with
         (["answers=huggingface", "features=sglang"], r"launch\.python=.* has no SGLang"),
     ],
 )
-def test_servers_that_cannot_be_started_are_told_before_the_first_stage(
-    tiny_path: Path, overrides: list[str], message: str
-) -> None:
+def test_servers_that_cannot_be_started_are_told_before_the_first_stage(tiny_path, overrides, message):
     with pytest.raises(InputError, match=message):
         check_ahead(run_of(tiny_path, "features=huggingface", *overrides), [*STAGES.values()])
 
 
 @pytest.mark.parametrize("stage", ["answers", "features"])
-def test_a_package_that_a_quantised_target_lacks_is_told_before_the_first_stage(
-    tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_a_quantised_target_lacks_is_told_before_the_first_stage(tmp_path, stage, monkeypatch):
     monkeypatch.setattr("transformers.quantizers.quantizer_awq.is_gptqmodel_available", lambda: False)
     target, stages = quantised("awq", tmp_path / "target"), [STAGES["prompts"], STAGES[stage]]
     here = ("answers=huggingface", "features=huggingface")
@@ -81,7 +75,7 @@ def test_a_package_that_a_quantised_target_lacks_is_told_before_the_first_stage(
     check_ahead(run_of(target, *here, "workers=ray"), stages)  # its nodes may have it
 
 
-def test_missing_or_cut_weights_are_told_before_the_first_stage(without_weights: Path, tiny_path: Path) -> None:
+def test_missing_or_cut_weights_are_told_before_the_first_stage(without_weights, tiny_path):
     weights = without_weights / "model-00002-of-00002.safetensors"
     index = {"weight_map": {"model.embed_tokens.weight": weights.name}}
     (without_weights / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -93,9 +87,7 @@ def test_missing_or_cut_weights_are_told_before_the_first_stage(without_weights:
             check_ahead(run, [*STAGES.values()])
 
 
-def test_weights_that_no_head_can_be_trained_with_are_told_before_the_first_stage(
-    without_weights: Path, tiny_path: Path
-) -> None:
+def test_weights_that_no_head_can_be_trained_with_are_told_before_the_first_stage(without_weights, tiny_path):
     """In features, after all answers, it would be too late."""
     run = run_of(without_weights, "answers=huggingface", "features=huggingface")
     weights = load_file(tiny_path / "model.safetensors")
@@ -110,14 +102,14 @@ def test_weights_that_no_head_can_be_trained_with_are_told_before_the_first_stag
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
-def test_a_file_of_a_target_that_is_a_pipe_is_not_waited_for(without_weights: Path, name: str) -> None:
+def test_a_file_of_a_target_that_is_a_pipe_is_not_waited_for(without_weights, name):
     (without_weights / name).unlink()
     os.mkfifo(without_weights / name)
     with pytest.raises(InputError, match=rf"target\.path=.*: {name} is no regular file"):
         check_ahead(run_of(without_weights), [*STAGES.values()])
 
 
-def test_auto_names_the_keys_that_hugging_face_does_not_take(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_names_the_keys_that_hugging_face_does_not_take(tmp_path, caplog):
     run = run_of(tmp_path, "answers=auto", "answers.give_up_s=7", "answers.head=DIR", "answers.in_flight=640")
     run = choose_engine(run)
     assert run.answered_by == "huggingface"
@@ -126,9 +118,7 @@ def test_auto_names_the_keys_that_hugging_face_does_not_take(tmp_path: Path, cap
 
 
 @pytest.mark.parametrize("gpus", [None, 0, 2])
-def test_auto_takes_the_engine_where_it_and_a_gpu_are(
-    tmp_path: Path, gpus: int | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_auto_takes_the_engine_where_it_and_a_gpu_are(tmp_path, gpus, caplog):
     """`gpus` None: there is no SGLang at all."""
     overrides = ["answers=auto", "features=auto", "stages=[answers]"]
     if gpus is not None:
@@ -145,17 +135,17 @@ def test_auto_takes_the_engine_where_it_and_a_gpu_are(
     assert [record.message.partition(" in this")[0].partition(",")[0] for record in caplog.records] == told
 
 
-def test_auto_takes_the_running_servers_that_are_named(tmp_path: Path) -> None:
+def test_auto_takes_the_running_servers_that_are_named(tmp_path):
     run = run_of(tmp_path, "answers=auto", "answers.urls=[http://node1:30000]")
     run = choose_engine(run)
     assert run.answered_by == "sglang" and run.answers.keys["urls"] == ["http://node1:30000"]
 
 
-def test_every_stage_that_can_be_chosen_is_there() -> None:
+def test_every_stage_that_can_be_chosen_is_there():
     assert set(STAGES) == set(NAMES)
 
 
-def test_two_out_dirs_do_not_write_one_store_at_a_time(tiny_path: Path, tmp_path: Path) -> None:
+def test_two_out_dirs_do_not_write_one_store_at_a_time(tiny_path, tmp_path):
     store = tmp_path / "store"
     given = (f"out_dir={tmp_path}/second", f"features.path={store}", "features=huggingface", "stages=[features]")
     with hold(store), pytest.raises(InputError, match=rf"{store} is being written by process .*; wait for it"):

@@ -117,7 +117,7 @@ def hashes(folder: Path) -> dict[str, str]:
 # --- the way through -------------------------------------------------------------------------------------------------
 
 
-def test_the_commands_leave_what_they_promise(world: World) -> None:
+def test_the_commands_leave_what_they_promise(world):
     for path in (
         "dir/prompts/prompts.jsonl", "dir/answers/answers.jsonl", "dir/features/manifest.json",
         "run/checkpoints/last.ckpt", "run/metrics.csv", "run/result.json",
@@ -132,7 +132,7 @@ def test_the_commands_leave_what_they_promise(world: World) -> None:
     assert len(shared) == 1, "whoever may read the manifest may train"
 
 
-def test_the_last_line_says_what_was_written_how_long_it_took_and_the_next_command(world: World) -> None:
+def test_the_last_line_says_what_was_written_how_long_it_took_and_the_next_command(world):
     following = {
         "precompute": f"{world.store}: N; next: python train.py data.path={world.store} hydra.run.dir=RUN",
         "train": f"{world.run}: N; next: python serve.py action=export run={world.run} head=HEAD",
@@ -143,27 +143,25 @@ def test_the_last_line_says_what_was_written_how_long_it_took_and_the_next_comma
         assert re.sub(r"(?<=: )[\d.]+ (s|min)(?=;)", "N", world.said[script][-1]) == line
 
 
-def test_a_log_line_of_validation_has_the_loss(world: World) -> None:
+def test_a_log_line_of_validation_has_the_loss(world):
     losses = [line for line in world.said["train"] if re.search(r"step \d+: val/loss [\d.]+, val/accept_length", line)]
     assert losses
 
 
-def test_a_second_precompute_changes_nothing(world: World, call: Call) -> None:
+def test_a_second_precompute_changes_nothing(world, call):
     before = hashes(world.out_dir)
     call("precompute", *world.precompute)
     assert hashes(world.out_dir) == before
 
 
-def test_one_stage_runs_alone_from_what_the_folder_holds(world: World, call: Call, tmp_path: Path) -> None:
+def test_one_stage_runs_alone_from_what_the_folder_holds(world, call, tmp_path):
     shutil.copytree(world.out_dir / "answers", tmp_path / "dir" / "answers")
     call("precompute", f"target.path={TINY}", f"out_dir={tmp_path}/dir", "stages=[features]", "features.shard_mb=1")
     again, first = (FeatureStore(LocalFolder(path)) for path in (tmp_path / "dir" / "features", world.store))
     assert again.fingerprint == first.fingerprint  # every byte of every shard
 
 
-def test_a_run_is_resumed_in_its_folder(
-    world: World, call: Call, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_resumed_in_its_folder(world, call, tmp_path, caplog, monkeypatch):
     run = shutil.copytree(world.run, tmp_path / "run")
     reads, load = [], torch.load
     monkeypatch.setattr(torch, "load", lambda *arguments, **options: reads.append(1) or load(*arguments, **options))
@@ -181,9 +179,7 @@ def test_a_run_is_resumed_in_its_folder(
     assert "max_steps, max_time or callbacks.early_stopping: nothing was trained" in caplog.text
 
 
-def test_fewer_epochs_than_a_checkpoint_has_are_one_line_and_cost_a_finished_run_nothing(
-    world: World, fails: Fails, tmp_path: Path
-) -> None:
+def test_fewer_epochs_than_a_checkpoint_has_are_one_line_and_cost_a_finished_run_nothing(world, fails, tmp_path):
     run = shutil.copytree(world.run, tmp_path / "run")
     before = hashes(run / "checkpoints"), (run / "result.json").read_bytes()
     resume = (f"hydra.run.dir={run}", f"ckpt_path={run}/checkpoints/last.ckpt", "trainer.max_epochs=1")
@@ -192,7 +188,7 @@ def test_fewer_epochs_than_a_checkpoint_has_are_one_line_and_cost_a_finished_run
     assert (hashes(run / "checkpoints"), (run / "result.json").read_bytes()) == before
 
 
-def test_every_action_has_a_config_a_schema_and_a_function() -> None:
+def test_every_action_has_a_config_a_schema_and_a_function():
     options = {path.stem for path in (CONF / "action").glob("*.yaml")}
     assert options == set(ACTIONS) == set(DO)
 
@@ -205,20 +201,18 @@ def test_every_action_has_a_config_a_schema_and_a_function() -> None:
         ("tune", "steps", " (did you mean tune.steps?)"),
     ],
 )
-def test_a_key_without_effect_on_an_action_is_not_one_of_its_keys(
-    monkeypatch: pytest.MonkeyPatch, action: str, key: str, meant: str
-) -> None:
+def test_a_key_without_effect_on_an_action_is_not_one_of_its_keys(monkeypatch, action, key, meant):
     monkeypatch.setattr(sys, "argv", ["serve.py", f"action={action}", f"{key}=1"])
     with pytest.raises(ConfigCompositionException) as refused:
         composed("serve", f"action={action}", f"{key}=1")
     assert wrong_override(refused.value).startswith(f"{key} is not a key of action={action}{meant}")
 
 
-def test_an_action_that_is_not_named_is_one_line(call: Call, fails: Fails) -> None:
+def test_an_action_that_is_not_named_is_one_line(call, fails):
     assert fails("serve").startswith("error: action is not set; take one of action=export, action=check")
 
 
-def test_a_launch_warns_of_keys_that_load_the_target_here(fails: Fails, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_launch_warns_of_keys_that_load_the_target_here(fails, caplog):
     fails("serve", "action=launch", "target.dtype=float32", "target.path=/nowhere")
     assert "target.dtype has no effect on action=launch" in caplog.text
 
@@ -234,33 +228,27 @@ def test_a_launch_warns_of_keys_that_load_the_target_here(fails: Fails, caplog: 
          ["features.shard_mb"]),
     ],
 )  # fmt: skip
-def test_precompute_names_the_keys_without_effect_on_its_stages(
-    fails: Fails, tmp_path: Path, caplog: pytest.LogCaptureFixture, overrides: list[str], unread: list[str]
-) -> None:
+def test_precompute_names_the_keys_without_effect_on_its_stages(fails, tmp_path, caplog, overrides, unread):
     fails("precompute", f"out_dir={tmp_path}", *overrides)
     named = [record.getMessage() for record in caplog.records if "has no effect on stages=" in record.getMessage()]
     assert [message.split()[0] for message in named] == unread
 
 
 @pytest.mark.parametrize(("mode", "of", "score"), [("max", "accept_length", 0.0), ("min", "loss", math.inf)])
-def test_a_failed_job_of_a_sweep_is_worse_than_any_other_and_ends_no_study(
-    call: Call, capsys: pytest.CaptureFixture[str], mode: str, of: str, score: float
-) -> None:
+def test_a_failed_job_of_a_sweep_is_worse_than_any_other_and_ends_no_study(call, capsys, mode, of, score):
     """Optuna refuses nan, and ends with what raises."""
     settings = ("hydra.mode=MULTIRUN", f"callbacks.best.mode={mode}", f"callbacks.best.monitor=val/{of}")
     assert call("train", "data.path=/nowhere", *settings) == score
     assert "error: /nowhere/manifest.json does not exist" in capsys.readouterr().err
 
 
-def test_two_samples_and_more_steps_than_an_answer_has_tokens_train(world: World, call: Call) -> None:
+def test_two_samples_and_more_steps_than_an_answer_has_tokens_train(world, call):
     settings = (f"data.path={world.store}", "data.limit_samples=2", "ttt_steps=64", "trainer.max_epochs=1")
     settings += ("trainer.accumulate_grad_batches=8", "trainer.enable_progress_bar=false", "callbacks.progress=null")
     assert call("train", *settings) >= 1
 
 
-def test_compare_prints_a_table_and_leaves_it_as_sealed_json(
-    world: World, call: Call, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compare_prints_a_table_and_leaves_it_as_sealed_json(world, call, capsys, tmp_path, monkeypatch):
     tracked: list[Any] = []
     monkeypatch.setattr("eagle3.commands.serve.track", lambda *given: tracked.append(given))
     other = shutil.copytree(world.head, tmp_path / "other")
@@ -282,7 +270,7 @@ def test_compare_prints_a_table_and_leaves_it_as_sealed_json(
 
 
 @pytest.mark.slow
-def test_what_fails_before_the_task_is_one_line_too(tmp_path: Path) -> None:
+def test_what_fails_before_the_task_is_one_line_too(tmp_path):
     (tmp_path / "file").touch()
     overrides = ("optim.bogus=1", f"hydra.run.dir={tmp_path}/file/run")
     messages = ("error: optim.bogus is not a key of this config", f"error: {tmp_path}/file")
@@ -310,7 +298,7 @@ FULL_DISK = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "RUN/last.ckpt")
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "take smaller packs"),
     ],
 )
-def test_an_error_of_the_machine_is_one_line(error: Exception, advice: str) -> None:
+def test_an_error_of_the_machine_is_one_line(error, advice):
     line = message_for_user(error)
     assert line is not None and advice in line and "\n" not in line
 
@@ -325,7 +313,7 @@ def line_of(call: Callable[[], Any]) -> str | None:
     return message_for_user(raised.value)
 
 
-def test_an_exception_of_the_users_own_code_is_one_line_with_its_place_and_a_fault_of_ours_none() -> None:
+def test_an_exception_of_the_users_own_code_is_one_line_with_its_place_and_a_fault_of_ours_none():
     two = torch.zeros(2)
     by_a_library, ours = line_of(lambda: one_argument(two)), line_of(lambda: did_you_mean(None, [None]))  # type: ignore
     own = PlainDivergence(function=f"{__name__}.one_argument")
@@ -336,7 +324,7 @@ def test_an_exception_of_the_users_own_code_is_one_line_with_its_place_and_a_fau
     assert wrong_signature.startswith(f"{__file__}: TypeError: one_argument() takes 1 positional argument but 2 were")
 
 
-def test_a_library_on_pythonpath_is_no_code_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_on_pythonpath_is_no_code_of_the_users_own(tmp_path, monkeypatch):
     (tmp_path / "packed.py").write_text("def fail():\n    raise RuntimeError('of the library')\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert (line := line_of(lambda: import_module("packed").fail())) and "packed.py line 2, in fail" in line
@@ -370,13 +358,11 @@ class NeedsANumber(Callback):
          f"error: callbacks.mine._target_={__name__}.World must be derived from lightning.pytorch.callbacks"),
     ],
 )  # fmt: skip
-def test_classes_of_the_users_own_are_built_before_a_store_is_read(fails: Fails, override: str, line: str) -> None:
+def test_classes_of_the_users_own_are_built_before_a_store_is_read(fails, override, line):
     assert fails("train", "data.path=NOWHERE", override).startswith(line)
 
 
-def test_ctrl_c_before_the_first_step_is_one_line(
-    world: World, call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_before_the_first_step_is_one_line(world, call, capsys, monkeypatch):
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
@@ -398,20 +384,18 @@ def test_ctrl_c_before_the_first_step_is_one_line(
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*could not find the monitored key.*")
-def test_a_training_without_a_validation_is_named(
-    wrong: list[str], line: str, world: World, fails: Fails, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_training_without_a_validation_is_named(wrong, line, world, fails, caplog):
     message = fails("train", f"data.path={world.store}", "data.pack_tokens=512", "ttt_steps=1", *wrong)
     assert re.search(line, caplog.text + message)
 
 
-def test_the_report_of_a_profiler_is_logged(world: World, call: Call, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_report_of_a_profiler_is_logged(world, call, caplog):
     caplog.set_level("INFO")
     call("train", f"data.path={world.store}", "ttt_steps=1", "+trainer.fast_dev_run=true", "+trainer.profiler=simple")
     assert "run_training_epoch" in caplog.text
 
 
-def test_a_config_that_is_not_yaml_is_one_line_with_its_place(tmp_path: Path) -> None:
+def test_a_config_that_is_not_yaml_is_one_line_with_its_place(tmp_path):
     (tmp_path / "loss").mkdir()
     (tmp_path / "loss" / "cut.yaml").write_text("divergence: [1,\n")
     done = run_script("train", "--config-dir", str(tmp_path), "loss=cut")
@@ -419,9 +403,7 @@ def test_a_config_that_is_not_yaml_is_one_line_with_its_place(tmp_path: Path) ->
     assert re.fullmatch(r"error: a config is not valid YAML: .*loss/cut\.yaml.*line 2.*\n", done.stderr)
 
 
-def test_an_option_of_ones_own_with_a_name_that_is_taken_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_option_of_ones_own_with_a_name_that_is_taken_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(cli, "own_config_dirs", lambda: [str(tmp_path)])
     for name in ("ours", "lk"):
         (tmp_path / "loss").mkdir(exist_ok=True)
@@ -432,7 +414,7 @@ def test_an_option_of_ones_own_with_a_name_that_is_taken_is_refused(
         cli.refuse_taken_names()
 
 
-def test_the_option_on_the_page_holds_the_keys_that_every_command_needs(tmp_path: Path) -> None:
+def test_the_option_on_the_page_holds_the_keys_that_every_command_needs(tmp_path):
     page = (ROOT / "docs/start/command-line.md").read_text()
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "ours.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
@@ -442,9 +424,7 @@ def test_the_option_on_the_page_holds_the_keys_that_every_command_needs(tmp_path
     assert config.out_dir == "other" and config.launch.max_running_requests == 512
 
 
-def test_a_training_without_an_account_of_wandb_is_one_line(
-    world: World, fails: Fails, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_training_without_an_account_of_wandb_is_one_line(world, fails, monkeypatch, tmp_path):
     wandb.teardown()  # a test before this one in the same process may have set it up as offline
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("HOME", str(tmp_path))  # no ~/.netrc
@@ -455,7 +435,7 @@ def test_a_training_without_an_account_of_wandb_is_one_line(
 
 
 @pytest.mark.slow
-def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, tmp_path: Path) -> None:
+def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world, tmp_path):
     sweep = (
         "-m", f"data.path={world.store}", "data.val_fraction=0.2", "trainer=auto", "trainer.accelerator=cpu",
         "trainer.precision=32-true", "trainer.devices=2", "trainer.max_steps=2", "trainer.val_check_interval=1",
@@ -478,32 +458,26 @@ def test_a_sweep_over_ranks_has_a_result_of_each_job_that_can_run(world: World, 
         (["features.max_length=64"], "max_length=4096 then, 64 now); choose another out_dir"),
     ],
 )
-def test_precompute_names_the_key_and_loses_nothing(
-    world: World, fails: Fails, overrides: list[str], message: str
-) -> None:
+def test_precompute_names_the_key_and_loses_nothing(world, fails, overrides, message):
     before = hashes(world.out_dir)
     assert message in fails("precompute", *world.precompute, *overrides)
     assert hashes(world.out_dir) == before
 
 
 @pytest.mark.parametrize("override", ["target.path=null", "features.dtype=int8"])
-def test_what_later_stages_lack_is_said_before_the_prompts_are_read(
-    world: World, fails: Fails, tmp_path: Path, override: str
-) -> None:
+def test_what_later_stages_lack_is_said_before_the_prompts_are_read(world, fails, tmp_path, override):
     assert override.partition("=")[0] in fails("precompute", *world.precompute, f"out_dir={tmp_path}/dir", override)
     assert not (tmp_path / "dir").exists()
 
 
 @pytest.mark.parametrize(("path", "said"), [("/nowhere.ckpt", "does not exist"), (__file__, "is damaged")])
-def test_train_names_the_key(world: World, fails: Fails, path: str, said: str) -> None:
+def test_train_names_the_key(world, fails, path, said):
     line = fails("train", f"data.path={world.store}", f"ckpt_path={path}")
     assert f"ckpt_path={path}" in line and f"{path} {said}" in line
 
 
 @pytest.mark.slow
-def test_prompts_answered_twice_train_as_one_store_and_their_validation_prompts_are_found_again(
-    world: World, call: Call, tmp_path: Path
-) -> None:
+def test_prompts_answered_twice_train_as_one_store_and_their_validation_prompts_are_found_again(world, call, tmp_path):
     shutil.copytree(world.out_dir / "prompts", tmp_path / "dir" / "prompts")
     call("precompute", *world.precompute, f"out_dir={tmp_path}/dir", "sampling.seed=1", "sampling.temperature=1.0")
     stores, head = [str(world.store), f"{tmp_path}/dir/features"], tmp_path / "head"
@@ -518,9 +492,7 @@ def test_prompts_answered_twice_train_as_one_store_and_their_validation_prompts_
 
 
 @pytest.mark.parametrize("name", ["shard-000000-*.tar", "target.safetensors", "manifest.json"])
-def test_a_damaged_store_is_refused_and_the_advice_repairs_it(
-    world: World, fails: Fails, call: Call, tmp_path: Path, name: str
-) -> None:
+def test_a_damaged_store_is_refused_and_the_advice_repairs_it(world, fails, call, tmp_path, name):
     shutil.copytree(world.out_dir, tmp_path / "dir")
     [path] = (tmp_path / "dir" / "features").glob(name)
     content = path.read_bytes()
@@ -555,7 +527,7 @@ def test_a_damaged_store_is_refused_and_the_advice_repairs_it(
         (["action=bench"], "head is not set; give the folder of an exported head, made by: python serve.py"),
     ],
 )
-def test_serve_names_the_key(world: World, fails: Fails, overrides: list[str], message: str) -> None:
+def test_serve_names_the_key(world, fails, overrides, message):
     head = () if overrides[0] in ("action=compare", "action=bench") else (f"head={world.head}",)
     assert message in fails("serve", f"target.path={TINY}", *head, *overrides)
 
@@ -584,8 +556,8 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     ("name", "said"), [("answers.jsonl", "cannot be written (No space"), ("shard-000001-", "make room")]
 )
 def test_a_full_disk_keeps_what_was_written_and_the_same_command_continues(
-    world: World, fails: Fails, call: Call, full_disk: Callable[[str], None], tmp_path: Path, name: str, said: str
-) -> None:
+    world, fails, call, full_disk, tmp_path, name, said
+):
     settings = (*world.precompute, f"out_dir={tmp_path}/dir", "answers=huggingface", "answers.window=16")
     full_disk(name)
     line = fails("precompute", *settings)
@@ -598,9 +570,7 @@ def test_a_full_disk_keeps_what_was_written_and_the_same_command_continues(
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds out by Linux's /proc which file is written")
-def test_a_full_disk_leaves_the_last_checkpoint_and_the_exported_head_whole(
-    world: World, fails: Fails, full_disk: Callable[[str], None], tmp_path: Path
-) -> None:
+def test_a_full_disk_leaves_the_last_checkpoint_and_the_exported_head_whole(world, fails, full_disk, tmp_path):
     run, head = shutil.copytree(world.run, tmp_path / "run"), shutil.copytree(world.head, tmp_path / "head")
     last = run / "checkpoints" / "last.ckpt"
     before = sha256_file(last), hashes(head)
@@ -615,7 +585,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_exported_head_whole(
 
 
 @pytest.mark.slow
-def test_a_stopped_precompute_continues_where_it_was(world: World, tmp_path: Path) -> None:
+def test_a_stopped_precompute_continues_where_it_was(world, tmp_path):
     """tests/test_kills.py stops features."""
     settings = (
         *world.precompute, f"out_dir={tmp_path}/dir", "answers=huggingface", "answers.window=4", "answers.batch_size=4",
@@ -635,7 +605,7 @@ def test_a_stopped_precompute_continues_where_it_was(world: World, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_stopped_training_says_how_to_go_on(world: World, tmp_path: Path) -> None:
+def test_a_stopped_training_says_how_to_go_on(world, tmp_path):
     settings = (f"data.path={world.store}", "data.val_fraction=0.2", f"hydra.run.dir={tmp_path}")
     settings += ("callbacks.curves=null",)
     process = start_script("train", *settings, "trainer.max_epochs=99", log=tmp_path / "log")
@@ -656,7 +626,7 @@ SECRET = "hunter2-0123456789abcdef"
 
 
 @pytest.mark.slow
-def test_no_secret_is_written_printed_or_logged(world: World, tmp_path: Path) -> None:
+def test_no_secret_is_written_printed_or_logged(world, tmp_path):
     """A secret in every key that can hold one, then a look into everything that the commands leave."""
 
     def answer(request: BaseHTTPRequestHandler) -> None:
@@ -694,9 +664,7 @@ def test_no_secret_is_written_printed_or_logged(world: World, tmp_path: Path) ->
         ({"TORCHELASTIC_RUN_ID": "first"}, "torchrun-first"),
     ],
 )
-def test_ranks_of_a_launcher_go_by_its_job(
-    environment: dict[str, str], name: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_of_a_launcher_go_by_its_job(environment, name, monkeypatch):
     for key in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(key, raising=False)
     for key, value in environment.items():

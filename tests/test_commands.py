@@ -49,7 +49,7 @@ def folder_of_conf() -> Iterator[None]:
     del sys.modules["company"]
 
 
-def test_shown_commands_compose_fit_the_schema_and_have_what_they_need(texts: tuple[Text, ...]) -> None:
+def test_shown_commands_compose_fit_the_schema_and_have_what_they_need(texts):
     found = sorted((command for text in texts for command in commands_in(text)), key=lambda each: each.complete)
     complete = {command.where for command in found if command.complete}
     recipes = {"docs/recipes/train.sbatch", "docs/recipes/train.yaml", "docs/recipes/precompute.yaml"}
@@ -137,7 +137,7 @@ NEEDS = {
 }
 
 
-def test_the_sources_of_the_page_on_licences_are_taken() -> None:
+def test_the_sources_of_the_page_on_licences_are_taken():
     text = (ROOT / "docs" / "how-to" / "licences.md").read_text()
     [example] = re.findall(r'^```yaml title="team/conf/prompts/ours.yaml"\n(.*?)^```', text, flags=re.M | re.DOTALL)
     config = compose("precompute", ["out_dir=DIR", "target.path=T", "prompts/privacy=patterns"])
@@ -154,7 +154,7 @@ BENCHMARKS = "".join(path.read_text() for path in (ROOT / "benchmarks").rglob("*
 INSTALL = re.compile(r"pip install ([^`\n;:()]*)")
 
 
-def test_extras_are_installed_from_a_clone_with_the_tested_versions(texts: tuple[Text, ...]) -> None:
+def test_extras_are_installed_from_a_clone_with_the_tested_versions(texts):
     """The name eagle3 is not ours on the package index."""
     wrong = []
     for text in texts:
@@ -168,7 +168,7 @@ def test_extras_are_installed_from_a_clone_with_the_tested_versions(texts: tuple
     assert not wrong, "\n".join(wrong)
 
 
-def test_scripts_modules_and_targets_of_shown_commands_are_there(texts: tuple[Text, ...]) -> None:
+def test_scripts_modules_and_targets_of_shown_commands_are_there(texts):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     for text in texts:
         for script, rest in re.findall(r"python ((?:benchmarks|docs|tests)/[\w/]+\.py)([^\n`;]*)", text.text):

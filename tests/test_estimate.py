@@ -38,7 +38,7 @@ def measured(name: str) -> dict[str, Any]:
     return json.loads((ROOT / "benchmarks" / "results" / name).read_text())
 
 
-def test_rates_of_answers_and_features_are_the_measured_ones(rates: Rates) -> None:
+def test_rates_of_answers_and_features_are_the_measured_ones(rates):
     """Both benchmarks gave prompts of 128 tokens answers of 256."""
     plain, engine = measured("llama8b_cost.json"), measured("engine_rates.json")
     found: dict[Engine, tuple[float, float]] = {
@@ -51,7 +51,7 @@ def test_rates_of_answers_and_features_are_the_measured_ones(rates: Rates) -> No
     assert rates.head_parameters == plain["head_parameters"]
 
 
-def test_rates_of_training_fit_the_measured_packs_and_an_epoch(rates: Rates) -> None:
+def test_rates_of_training_fit_the_measured_packs_and_an_epoch(rates):
     rows = [row for row in measured("train_step.json")["rows"] if row["tokens"] == 16384]
     speed = np.array([[row["tokens_per_s"]] for row in rows])
     shares = np.array([[1, row["trained_rows"] / row["tokens"]] for row in rows])
@@ -64,7 +64,7 @@ def test_rates_of_training_fit_the_measured_packs_and_an_epoch(rates: Rates) -> 
     assert hours["training_epoch"] * 3600 == pytest.approx(1, rel=0.1)
 
 
-def test_what_an_h100_took_is_near_its_scaled_rates(rates: Rates) -> None:
+def test_what_an_h100_took_is_near_its_scaled_rates(rates):
     run = measured("time_to_head.json")["on_h100"]
     tokens = some_tokens(tokens=100_000 * 384, answer_tokens=100_000 * 256)
     speed = compose_run("precompute", "out_dir=DIR", "estimate=h100").estimate.relative
@@ -77,7 +77,7 @@ def test_what_an_h100_took_is_near_its_scaled_rates(rates: Rates) -> None:
         assert hours[stage] == pytest.approx(run["for_100000"][key], rel=0.25)
 
 
-def test_the_sizes_of_long_conversations_on_the_page_of_questions_are_those_of_the_rule() -> None:
+def test_the_sizes_of_long_conversations_on_the_page_of_questions_are_those_of_the_rule():
     page = (ROOT / "docs/start/questions.md").read_text()
     rows = re.findall(r"^\| ([\d,]+) \| ([\d,]+) \| ([\d.]+) GB \| ([\d.]+) GB \|$", page, flags=re.MULTILINE)
     assert len(rows) == 4
@@ -88,7 +88,7 @@ def test_the_sizes_of_long_conversations_on_the_page_of_questions_are_those_of_t
         assert f"{sizes['fp8'] / 1e9:.2f}" == fp8 and f"{sizes['bfloat16'] / 1e9:.2f}" == bfloat16
 
 
-def test_imported_answers_take_no_time(rates: Rates) -> None:
+def test_imported_answers_take_no_time(rates):
     tokens = some_tokens(tokens=3 * 10**9, answer_tokens=10**9)
     own = gpu_hours(tokens, rates, MEASURED, answered_by="sglang", extracted_by="sglang", target=1, head=1)
     imported = gpu_hours(tokens, rates, MEASURED, answered_by=None, extracted_by="sglang", target=1, head=1)
@@ -112,11 +112,11 @@ LLAMA_8B = LlamaConfig(
     ("config", "published"),
     [(GptOssConfig(), 5.13e9), (DeepseekV3Config(), 37e9)],  # their model cards: 5.1 B and 37 B active
 )
-def test_known_mixtures_have_the_active_parameters_that_their_makers_name(config: Any, published: float) -> None:
+def test_known_mixtures_have_the_active_parameters_that_their_makers_name(config, published):
     assert active_parameters(of_config(config)) == pytest.approx(published, rel=0.02)
 
 
-def test_the_rates_are_for_the_parameters_of_an_8b_and_its_head(rates: Rates) -> None:
+def test_the_rates_are_for_the_parameters_of_an_8b_and_its_head(rates):
     assert active_parameters(of_config(LLAMA_8B)) == rates.target_parameters
     assert head_parameters(target_config(LLAMA_8B, 128256, None), 3, 32000) == rates.head_parameters
 
@@ -149,7 +149,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "dir"
 
 
-def test_with_answers_tokens_are_exact_and_bytes_are_those_of_the_hidden_states(made: Path) -> None:
+def test_with_answers_tokens_are_exact_and_bytes_are_those_of_the_hidden_states(made):
     found, real = estimate_run(run_of(made)), json.loads((made / "features" / "manifest.json").read_text())
     assert all(found[key] == real[key] for key in ("samples", "tokens", "answer_tokens"))
     stored = sum(path.stat().st_size for path in (made / "features").iterdir() if path.suffix != ".index")
@@ -159,7 +159,7 @@ def test_with_answers_tokens_are_exact_and_bytes_are_those_of_the_hidden_states(
     assert json.loads((made / "estimate.json").read_text()) == found
 
 
-def test_the_last_line_is_the_total_with_all_epochs(made: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_last_line_is_the_total_with_all_epochs(made, caplog):
     caplog.set_level("INFO", "eagle3.estimate")
     found = estimate_run(run_of(made, "estimate=a100", "estimate.epochs=3"))["gpu_hours"]
     assert found["total"] == pytest.approx(found["answers"] + found["features"] + 3 * found["training_epoch"])
@@ -168,7 +168,7 @@ def test_the_last_line_is_the_total_with_all_epochs(made: Path, caplog: pytest.L
 
 
 @pytest.mark.parametrize("too_long", ["drop", "truncate"])
-def test_answers_that_are_too_long_are_dropped_or_cut_as_the_features_stage_does(made: Path, too_long: str) -> None:
+def test_answers_that_are_too_long_are_dropped_or_cut_as_the_features_stage_does(made, too_long):
     left_out: Counter[str] = Counter()
     kept = [*read_conversations(made / "answers", max_length=50, too_long=too_long, left_out=left_out)]
     found = estimate_run(run_of(made, "features.max_length=50", f"features.too_long={too_long}"))
@@ -179,7 +179,7 @@ def test_answers_that_are_too_long_are_dropped_or_cut_as_the_features_stage_does
     assert found["left_out"].get("longer than features.max_length", 0) == (dropped if too_long == "drop" else 0)
 
 
-def test_an_answers_stage_that_was_stopped_stands_for_the_whole_run(made: Path, tmp_path: Path) -> None:
+def test_an_answers_stage_that_was_stopped_stands_for_the_whole_run(made, tmp_path):
     whole = estimate_run(run_of(made))
     shutil.copytree(made, tmp_path / "dir", ignore=shutil.ignore_patterns("features"))
     answers = tmp_path / "dir" / "answers"
@@ -194,8 +194,8 @@ def test_an_answers_stage_that_was_stopped_stands_for_the_whole_run(made: Path, 
 
 @pytest.mark.parametrize("looked_at", [1000, 20])
 def test_without_answers_and_weights_every_turn_counts_with_the_longest_answer(
-    made: Path, without_weights: Path, tmp_path: Path, looked_at: int
-) -> None:
+    made, without_weights, tmp_path, looked_at
+):
     shutil.copytree(made / "prompts", tmp_path / "dir" / "prompts")
     found = estimate_run(run_of(tmp_path / "dir", f"target.path={without_weights}", f"estimate.prompts={looked_at}"))
     assert found["answers"] == "at most 24 tokens each (sampling.max_new_tokens)"
@@ -217,14 +217,12 @@ def test_without_answers_and_weights_every_turn_counts_with_the_longest_answer(
         (["answers=imported"], r"has no imported answers to count; run stages=\[answers\]"),
     ],
 )
-def test_what_is_missing_is_named_with_the_stage_that_makes_it(
-    tmp_path: Path, overrides: list[str], error: str
-) -> None:
+def test_what_is_missing_is_named_with_the_stage_that_makes_it(tmp_path, overrides, error):
     with pytest.raises(InputError, match=error):
         estimate_run(run_of(tmp_path / "dir", *overrides))
 
 
-def test_prompts_that_leave_nothing_are_refused(made: Path, tmp_path: Path) -> None:
+def test_prompts_that_leave_nothing_are_refused(made, tmp_path):
     with pytest.raises(InputError, match="no prompt gives a sample"):
         estimate_run(run_of(made, "features.max_length=2"))
     shutil.copytree(made / "prompts", tmp_path / "dir" / "prompts")

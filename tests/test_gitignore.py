@@ -32,7 +32,7 @@ def ignored(clone: Path, paths: list[str]) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_what_the_pages_commands_read_and_write_is_ignored(clone: Path) -> None:
+def test_what_the_pages_commands_read_and_write_is_ignored(clone):
     paths = sorted({path for path in paths_on_pages() if not (ROOT / path).exists()})
     for name in ("chats.jsonl", "data", "runs/first", "heads/first", "bench/first", "serving-1.log"):
         assert name in paths, paths  # so that the test reads what users read
@@ -58,7 +58,7 @@ def paths_on_pages() -> Iterator[str]:
             yield from (path for path in found if path and not ELSEWHERE.search(path))
 
 
-def test_names_of_the_user_s_own_are_ignored_and_their_code_is_not(clone: Path) -> None:
+def test_names_of_the_user_s_own_are_ignored_and_their_code_is_not(clone):
     own = [
         "my-chats/july.parquet",
         "export.csv.gz",
@@ -70,7 +70,7 @@ def test_names_of_the_user_s_own_are_ignored_and_their_code_is_not(clone: Path) 
     assert ignored(clone, ["team/conf/loss/early.yaml", "team/losses.py", "conf/loss/mine.yaml"]) == []
 
 
-def test_no_file_of_the_project_is_ignored(clone: Path) -> None:
+def test_no_file_of_the_project_is_ignored(clone):
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("not a clone")

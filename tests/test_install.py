@@ -63,7 +63,7 @@ def locked() -> dict[str, list[str]]:
     return versions
 
 
-def test_the_lock_pins_every_dependency_of_the_readme_commands_within_its_bounds() -> None:
+def test_the_lock_pins_every_dependency_of_the_readme_commands_within_its_bounds():
     pins = locked()
     for line in (*PROJECT["dependencies"], *LINES["prompts"], *LINES["bench"], *LINES["dev"]):
         requirement = Requirement(line)
@@ -100,16 +100,14 @@ def imported() -> Iterator[tuple[str, str, set[str]]]:
             yield file, name, {canonicalize_name(distribution) for distribution in brought_by[name]}
 
 
-def test_every_import_is_declared_in_the_core_or_in_the_extra_of_its_folder() -> None:
+def test_every_import_is_declared_in_the_core_or_in_the_extra_of_its_folder():
     for file, name, brought_by in imported():
         allowed = CORE.union(*(EXTRAS[extra] for extra, folders in NEEDS_EXTRA.items() if file.startswith(folders)))
         assert brought_by & allowed, f"{file} imports {name}"
 
 
 @pytest.mark.parametrize(("extra", "libraries"), [("prompts", LIBRARIES), ("bench", BENCH)])
-def test_what_a_command_asks_for_is_what_its_extra_brings_and_its_code_imports(
-    extra: str, libraries: tuple[str, ...]
-) -> None:
+def test_what_a_command_asks_for_is_what_its_extra_brings_and_its_code_imports(extra, libraries):
     brought_by = distributions_of()
     assert {canonicalize_name(brought_by[name][0]) for name in libraries} == EXTRAS[extra]
     assert set(libraries) <= {name for file, name, _ in imported() if file.startswith(NEEDS_EXTRA[extra])}
@@ -144,7 +142,7 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.slow
-def test_all_but_the_parts_that_need_an_extra_can_be_imported_without_them(without_extras: dict[str, str]) -> None:
+def test_all_but_the_parts_that_need_an_extra_can_be_imported_without_them(without_extras):
     paths = [path for path in sorted((ROOT / "eagle3").rglob("*.py")) if "triton" not in imports(path)]
     files = [path.relative_to(ROOT).with_suffix("").as_posix() for path in paths]
     need = tuple(folder.removesuffix(".py") for folders in NEEDS_EXTRA.values() for folder in folders)
@@ -156,9 +154,7 @@ def test_all_but_the_parts_that_need_an_extra_can_be_imported_without_them(witho
 
 
 @pytest.mark.parametrize("source", [["prompts.path=x.jsonl"], FROM_TARGET])
-def test_the_prompts_stage_without_its_extra_says_so_before_it_writes(
-    tmp_path: Path, source: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_prompts_stage_without_its_extra_says_so_before_it_writes(tmp_path, source, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasketch", None)
     install = r"pip install -c constraints\.txt -e '\.\[prompts\]' in the clone"
     line = rf"^stages=\[prompts\] needs the package datasketch; install all that it needs: {install}$"
@@ -168,7 +164,7 @@ def test_the_prompts_stage_without_its_extra_says_so_before_it_writes(
 
 
 @pytest.mark.parametrize("action", ["bench", "tune"])
-def test_bench_and_tune_ask_for_their_extra_first(monkeypatch: pytest.MonkeyPatch, action: str) -> None:
+def test_bench_and_tune_ask_for_their_extra_first(monkeypatch, action):
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(InputError, match=rf"action={action} needs the package scipy; .*'\.\[bench\]'"):
         serve.DO[action](OmegaConf.create())
@@ -183,15 +179,15 @@ def test_bench_and_tune_ask_for_their_extra_first(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_settings_and_what_is_wrong_with_them_are_told_at_once_and_without_the_extras(
-    without_extras: dict[str, str], command: list[str], status: int, answer: str, tmp_path: Path
-) -> None:
+    without_extras, command, status, answer, tmp_path
+):
     done = run(without_extras, "-X", "importtime", *command, f"hydra.run.dir={tmp_path}")
     assert done.returncode == status and answer in done.stdout + done.stderr
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "hydra" in loaded and not {"torch", "lightning", "transformers"} & loaded  # seconds of each
 
 
-def test_formats_and_folders_that_need_the_extra_name_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_formats_and_folders_that_need_the_extra_name_it(monkeypatch, tmp_path):
     (tmp_path / "folder").mkdir()
     for name in ("chats.parquet", "chats.jsonl.gz", "chats.json"):
         (tmp_path / name).write_text("{}")

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -36,9 +35,7 @@ sys.meta_path.insert(0, Sender())
         ("-m eagle3 export", "omegaconf", signal.SIGINT, ()),
     ],
 )
-def test_a_signal_while_a_command_imports_a_module_ends_it(
-    tmp_path: Path, script: str, module: str, number: signal.Signals, arguments: tuple[str, ...]
-) -> None:
+def test_a_signal_while_a_command_imports_a_module_ends_it(tmp_path, script, module, number, arguments):
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
     env = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "SIGNAL_AT": module, "SIGNAL": str(int(number))}
     folder = f"out_dir={tmp_path}/dir" if script == "precompute" else f"hydra.run.dir={tmp_path}/run"
@@ -52,7 +49,7 @@ def test_a_signal_while_a_command_imports_a_module_ends_it(
     assert (status, error) == (130, "error: interrupted\n")
 
 
-def test_further_signals_change_nothing_once_a_command_has_said_why_it_ends() -> None:
+def test_further_signals_change_nothing_once_a_command_has_said_why_it_ends():
     program = """
 import atexit, os, signal
 from eagle3 import interrupts
@@ -73,9 +70,7 @@ cli.start(main)
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 
-def test_ctrl_c_while_a_part_of_a_config_is_imported_is_no_fault_of_the_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_while_a_part_of_a_config_is_imported_is_no_fault_of_the_config(tmp_path, monkeypatch):
     """In a sweep's worker process, where signals raise KeyboardInterrupt."""
     (tmp_path / "stopped_part.py").write_text("raise KeyboardInterrupt\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -85,7 +80,7 @@ def test_ctrl_c_while_a_part_of_a_config_is_imported_is_no_fault_of_the_config(
         check_settings(config, "train")
 
 
-def test_a_worker_of_a_sweep_ends_when_the_sweep_is_killed() -> None:
+def test_a_worker_of_a_sweep_ends_when_the_sweep_is_killed():
     worker = """
 import signal, time
 from eagle3 import interrupts

@@ -21,7 +21,6 @@ from stores import ASSETS, assert_same_samples, random_samples, write_store
 
 from eagle3.features.concat import open_source
 from eagle3.storage.folder import open_folder
-from eagle3.target.model import Target
 
 KILLS = int(os.environ.get("KILLS", "1"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -58,9 +57,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that_is_not(
-    data: Path, tmp_path: Path, scheme: str
-) -> None:
+def test_features_whose_command_is_killed_while_it_uploads_are_those_of_one_that_is_not(data, tmp_path, scheme):
     shutil.copytree(data / "answers", tmp_path / "answers")
     with running_store(scheme):
         url, drawn = new_folder(scheme), random.Random(0)
@@ -80,9 +77,7 @@ LIVE = ("data=live", "features=huggingface", "target.device=cpu", "features.batc
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_a_training_that_is_killed_ends_with_the_weights_of_one_that_is_not(
-    tmp_path: Path, target: Target, live: bool
-) -> None:
+def test_a_training_that_is_killed_ends_with_the_weights_of_one_that_is_not(tmp_path, target, live):
     if live:
         rows = [conversation(number, 3 + number % 5, 2 + number * 7 % 30) for number in range(60)]
         write_answers(tmp_path, target.identity, rows)

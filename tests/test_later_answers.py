@@ -56,9 +56,7 @@ def shards(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("stages", ["stages=[prompts,answers,features]", "stages=[features]"])
-def test_an_answer_that_succeeds_later_is_a_new_sample_next_to_an_untouched_shard(
-    run: Run, tmp_path: Path, late_fails: pytest.MonkeyPatch, stages: str
-) -> None:
+def test_an_answer_that_succeeds_later_is_a_new_sample_next_to_an_untouched_shard(run, tmp_path, late_fails, stages):
     run()
     before = shards(tmp_path)
     assert open_store(tmp_path / "dir/features").manifest.samples == 3
@@ -73,9 +71,7 @@ def test_an_answer_that_succeeds_later_is_a_new_sample_next_to_an_untouched_shar
     assert before.items() < shards(tmp_path).items()
 
 
-def test_a_retried_answer_after_a_kill_in_features_costs_no_finished_shard(
-    run: Run, tmp_path: Path, late_fails: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_retried_answer_after_a_kill_in_features_costs_no_finished_shard(run, tmp_path, late_fails, monkeypatch):
     def killed(store: StoreWriter, *arguments: Any, **settings: Any) -> None:
         raise KeyboardInterrupt
 
@@ -94,9 +90,7 @@ def test_a_retried_answer_after_a_kill_in_features_costs_no_finished_shard(
     ("change", "named"),
     [("sampling.temperature=0.1", "sampling.temperature=0.7 then, 0.1 now"), ("prompts", "prompts_sha256=")],
 )
-def test_features_of_other_sampling_or_prompts_are_another_store(
-    run: Run, tmp_path: Path, change: str, named: str, error_of: Callable[..., str]
-) -> None:
+def test_features_of_other_sampling_or_prompts_are_another_store(run, tmp_path, change, named, error_of):
     """Also where the answers were made again: that alone makes other answers, of the same store."""
     run()
     for name in ("answers", "prompts"):
@@ -109,12 +103,8 @@ def test_features_of_other_sampling_or_prompts_are_another_store(
 
 
 def test_a_refusal_that_cannot_succeed_is_not_asked_again_and_loads_no_target(
-    run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    run, tmp_path, monkeypatch, caplog, capsys
+):
     write_chats(tmp_path, [*QUESTIONS, "much too long " * 40])
     run("sampling.max_prompt_tokens=60")
     [error] = read_jsonl(tmp_path / "dir/answers/errors.jsonl")
@@ -139,8 +129,8 @@ def test_a_refusal_that_cannot_succeed_is_not_asked_again_and_loads_no_target(
 
 
 def test_a_run_that_cannot_start_to_answer_leaves_the_answers_complete_for_features(
-    run: Run, tmp_path: Path, late_fails: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    run, tmp_path, late_fails, monkeypatch
+):
     run()
 
     def loaded(**settings: Any) -> Target:
@@ -152,7 +142,7 @@ def test_a_run_that_cannot_start_to_answer_leaves_the_answers_complete_for_featu
     run("stages=[features]")
 
 
-def test_the_log_names_the_number_of_cut_answers(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_the_number_of_cut_answers(run, caplog):
     caplog.set_level("INFO")
     run("sampling.max_new_tokens=2", "stages=[prompts,answers]")
     assert "answers: 4 rows, 8 answer tokens; 4 answers cut at sampling.max_new_tokens=2" in caplog.text

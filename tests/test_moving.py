@@ -81,9 +81,7 @@ TALK = [user("Two and two?"), assistant("Four."), user("Sure?"), assistant("Yes!
     [("deepseekv3", [SYSTEM]), ("gemma3", [SYSTEM]), ("gptoss", [SYSTEM]), ("llama3", []), ("qwen2_5", []),
      ("qwen3", [])],
 )  # fmt: skip
-def test_regenerated_rows_of_speculators_keep_their_ids(
-    family: str, system: list[Row], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_regenerated_rows_of_speculators_keep_their_ids(family, system, tmp_path, capsys, monkeypatch):
     chat = build_chat(family)
     rows = regenerated(chat, family, [*system, *TALK], "<think>\nEasy.\n</think>\n\n" if family == "qwen3" else "")
     [row], said = converted("from_speculators", chat, rows, tmp_path, capsys, monkeypatch)
@@ -100,15 +98,13 @@ def test_regenerated_rows_of_speculators_keep_their_ids(
 
 
 @pytest.mark.parametrize("keep_answers", [False, True])
-def test_regenerated_rows_of_speculators_are_refused_with_the_page_that_helps(keep_answers: bool) -> None:
+def test_regenerated_rows_of_speculators_are_refused_with_the_page_that_helps(keep_answers):
     for row in regenerated(build_chat("qwen2_5"), "qwen2_5", TALK, ""):
         with pytest.raises(Refused, match=r"row of token ids, as speculators .*docs/how-to/moving\.md"):
             messages_of(row, keep_answers=keep_answers)
 
 
-def test_regenerated_rows_end_where_a_tool_is_called(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_regenerated_rows_end_where_a_tool_is_called(tmp_path, capsys, monkeypatch):
     chat = build_chat("qwen2_5")
     rows = regenerated(chat, "qwen2_5", TALK, "")
     rows[1]["metadata"] |= {"is_tool_call": True, "finish_reason": "tool_calls"}
@@ -117,9 +113,7 @@ def test_regenerated_rows_end_where_a_tool_is_called(
 
 
 @pytest.mark.parametrize("family", ["deepseekv3", "glm4moe", "nemotron_3_nano", "qwen3"])
-def test_the_reasoning_of_rows_of_specforge_is_trained(
-    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reasoning_of_rows_of_specforge_is_trained(family, tmp_path, capsys, monkeypatch):
     """As scripts/regenerate_train_data.py of sgl-project/SpecForge writes them at commit a6b6b02 with --reasoning save
     (call_sglang)."""
     chat = build_chat(family)
@@ -141,7 +135,7 @@ def test_the_reasoning_of_rows_of_specforge_is_trained(
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
-def test_reasoning_next_to_the_content_is_refused_with_the_page_that_helps(key: str) -> None:
+def test_reasoning_next_to_the_content_is_refused_with_the_page_that_helps(key):
     row = {"messages": [user("2+2?"), assistant("Four.") | {key: "Easy."}]}
     with pytest.raises(Refused, match=rf"turn with {key} .*docs/how-to/moving\.md"):
         messages_of(row, keep_answers=True)
@@ -150,7 +144,7 @@ def test_reasoning_next_to_the_content_is_refused_with_the_page_that_helps(key: 
 @pytest.mark.parametrize(
     "completion", ["Four.", [assistant("Four.")], [assistant("Four."), user("Sure?"), assistant("Yes!")]]
 )
-def test_prompt_and_completion_of_trl_are_read_as_they_are(completion: Any) -> None:
+def test_prompt_and_completion_of_trl_are_read_as_they_are(completion):
     """As docs/source/dataset_formats.md of huggingface/trl has them at commit f2cd577: texts, or lists of turns."""
     row = {"prompt": "2+2?" if isinstance(completion, str) else [user("2+2?")], "completion": completion}
     chat = build_chat("qwen2_5")

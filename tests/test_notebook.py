@@ -28,9 +28,7 @@ SHORTER = {
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_and_its_head_drafts_what_the_target_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_notebook_runs_and_its_head_drafts_what_the_target_says(tmp_path, monkeypatch):
     nbclient = pytest.importorskip("nbclient", reason="nbclient and ipykernel come with the extra dev")
     nbformat = pytest.importorskip("nbformat")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -66,13 +64,13 @@ def test_the_notebook_runs_and_its_head_drafts_what_the_target_says(
         (lambda path: decode(None, None, None, steps=0), r"steps=0 must be 1 or more"),  # type: ignore[arg-type]
     ],
 )
-def test_a_wrong_setting_names_its_key(call: Any, message: str, tmp_path: Path) -> None:
+def test_a_wrong_setting_names_its_key(call, message, tmp_path):
     with pytest.raises(InputError, match=message):
         call(tmp_path)
 
 
 @LIGHTNING_WARNS
-def test_a_training_is_that_of_the_command_with_its_lock_and_result(tmp_path: Path) -> None:
+def test_a_training_is_that_of_the_command_with_its_lock_and_result(tmp_path):
     store, run, steps = write_store(tmp_path / "store", random_samples(40)), tmp_path / "run", list[int]()
     settings = (
         "data.pack_tokens=48", "data.val_fraction=0.2", "ttt_steps=3", "trainer=cpu", "trainer.max_epochs=1",
@@ -85,9 +83,7 @@ def test_a_training_is_that_of_the_command_with_its_lock_and_result(tmp_path: Pa
         train_head(store, run, *settings, "ckpt_path=auto")
 
 
-def test_decoding_in_half_precision_leaves_the_trained_head_as_it_is_and_rope_in_float32(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_decoding_in_half_precision_leaves_the_trained_head_as_it_is_and_rope_in_float32(monkeypatch):
     monkeypatch.setattr(notebook, "Speculator", lambda target, head, layers: head)
     monkeypatch.setattr(notebook, "traced", lambda head, prompts, decoding: head)
     trained: Any = SimpleNamespace(head=make_head(), record=SimpleNamespace(origin=SimpleNamespace(capture_layers=[])))

@@ -24,24 +24,24 @@ RESULTS = ROOT / "benchmarks" / "results"
 JSON_RESULTS = sorted(RESULTS.rglob("*.json"))
 
 
-def test_tables_are_those_of_the_result_files() -> None:
+def test_tables_are_those_of_the_result_files():
     for page in tables.PAGES:
         assert tables.filled(page) == page.read_text(), f"{name(page)}; run: python benchmarks/tables.py"
 
 
-def test_every_table_is_on_a_page() -> None:
+def test_every_table_is_on_a_page():
     shown = {found[1] for page in tables.PAGES for found in tables.MARKED.findall(page.read_text())}
     assert shown == set(tables.TABLES)
 
 
-def test_a_result_says_where_it_comes_from() -> None:
+def test_a_result_says_where_it_comes_from():
     for path in JSON_RESULTS:
         result = json.loads(path.read_text())
         assert [fact for fact in FACTS if not result.get(fact)] == [], path.name
         date.fromisoformat(result["date"])
 
 
-def test_a_table_says_how_old_its_results_are_and_where_they_were_measured() -> None:
+def test_a_table_says_how_old_its_results_are_and_where_they_were_measured():
     for page in (ROOT / "docs/results").glob("*.md"):
         for _, table, text, _ in tables.MARKED.findall(page.read_text()):
             line = text.rstrip().splitlines()[-1]
@@ -52,7 +52,7 @@ def test_a_table_says_how_old_its_results_are_and_where_they_were_measured() -> 
                 assert f"{result['date']}, commit {result['commit']}, {tables.short(result['machine'])}" in line
 
 
-def test_the_matrix_of_versions_is_that_of_the_results_and_of_the_lists() -> None:
+def test_the_matrix_of_versions_is_that_of_the_results_and_of_the_lists():
     text = (ROOT / "docs/reference/supported.md").read_text()
     rows = re.findall(r"^\| project, (.*?) \| (.*?) \| .*? \| (.*?) \|", text, flags=re.MULTILINE)
     versions = {where: {"torch": torch, "transformers": transformers} for where, torch, transformers in rows}
@@ -75,7 +75,7 @@ FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*\w\.\w+|(?:[\w-]+/)+)`")
 OF_A_RUN = ("outputs/", "RUN/", "DIR/", "HEAD/", "data/prompts/")
 
 
-def test_links_lead_to_files_and_headings() -> None:
+def test_links_lead_to_files_and_headings():
     for page, target in [(each, target) for each in PAGES for target in LINK.findall(each.read_text())]:
         if target.startswith("http"):
             continue
@@ -92,7 +92,7 @@ def headings(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_files_that_a_page_names_exist() -> None:
+def test_files_that_a_page_names_exist():
     for page in PAGES:
         for file in FILE.findall(ours(page.read_text())):
             there = file.startswith(OF_A_RUN) or (ROOT / file).exists() or (page.parent / file).exists()
@@ -136,7 +136,7 @@ def composed_configs() -> list[Any]:
         ]
 
 
-def test_keys_that_a_page_names_exist() -> None:
+def test_keys_that_a_page_names_exist():
     configs, named = composed_configs(), named_keys()
     assert len(named) > 200
     wrong = [f"{page}: {key}" for (key, value), page in named.items() if not is_key(key, value, configs)]
@@ -168,7 +168,7 @@ def has(config: Any, key: str) -> bool:
 GAUGES = {"sglang:spec_accept_length", "sglang:gen_throughput"}
 
 
-def test_alert_and_dashboard_query_metrics_that_sglang_exports() -> None:
+def test_alert_and_dashboard_query_metrics_that_sglang_exports():
     rules = yaml.safe_load((ROOT / "docs/recipes/prometheus-alert.yaml").read_text())
     dashboard = json.loads((ROOT / "docs/recipes/grafana-dashboard.json").read_text())
     alerts = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]

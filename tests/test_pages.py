@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ MAKE_DIR = tuple(f"docs/how-to/{page}.md" for page in ("data", "imported-answers
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="pip install -e '.[docs]'")
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_network(tmp_path: Path) -> None:
+def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_network(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "docs/site/mkdocs.yml", "-d", str(tmp_path)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -56,7 +55,7 @@ def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_network(tmp_p
         assert loaded == [], page
 
 
-def test_the_menu_has_at_most_seven_groups_and_the_home_page_no_table() -> None:
+def test_the_menu_has_at_most_seven_groups_and_the_home_page_no_table():
     menu = (ROOT / "docs/site/mkdocs.yml").read_text().partition("\nnav:\n")[2]
     assert 3 <= len(re.findall(r"^  - ", menu, flags=re.MULTILINE)) <= 7
     home = (ROOT / "docs/index.md").read_text()
@@ -120,7 +119,7 @@ def regenerated(row: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("page", OTHERS, ids=name)
 @pytest.mark.slow
-def test_the_commands_of_a_page_run(page: Path, readme: Path, tmp_path: Path) -> None:
+def test_the_commands_of_a_page_run(page, readme, tmp_path):
     folder = clone(tmp_path / "clone")
     for path in readme.iterdir():
         made = path.name in ("DIR", "RUN", "HEAD")
@@ -132,14 +131,14 @@ def test_the_commands_of_a_page_run(page: Path, readme: Path, tmp_path: Path) ->
     run_page(page, folder)
 
 
-def test_what_needs_more_says_what() -> None:
+def test_what_needs_more_says_what():
     marked = [block for page in PAGES for block in blocks(page) if block.is_command and block.title]
     assert all(block.needs for block in marked)
     assert len(marked) < sum(block.is_command for page in PAGES for block in blocks(page)) / 2 + 8
 
 
 @pytest.mark.slow
-def test_the_tutorial_shows_what_its_commands_say(tutorial: tuple[Path, list[str]]) -> None:
+def test_the_tutorial_shows_what_its_commands_say(tutorial):
     """Every line, but for numbers, as the commands do less here, and for what it leaves out with an ellipsis."""
     page, said = blocks(TUTORIAL), iter(tutorial[1])
     shown = 0
@@ -163,7 +162,7 @@ def without_numbers(line: str) -> str:
 # --- reference -------------------------------------------------------------------------------------------------------
 
 
-def test_every_key_of_conf_has_a_comment_and_is_on_the_page() -> None:
+def test_every_key_of_conf_has_a_comment_and_is_on_the_page():
     page = keys.page()
     for path in CONF.rglob("*.yaml"):
         if path.parent.relative_to(CONF).as_posix() in keys.NO_KEYS:
@@ -175,7 +174,7 @@ def test_every_key_of_conf_has_a_comment_and_is_on_the_page() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_of_metrics_names_those_that_are_logged(tutorial: tuple[Path, list[str]]) -> None:
+def test_the_page_of_metrics_names_those_that_are_logged(tutorial):
     columns = next(csv.reader((tutorial[0] / "outputs/tutorial/run/metrics.csv").read_text().splitlines()))
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/reference/metrics.md").read_text(), flags=re.MULTILINE)
     named = {metric for row in rows for metric in re.findall(r"`([^`]+)`", row)}
@@ -194,7 +193,7 @@ NOT_OF_THE_COMMAND = {"date", "command_from", "verification_cost", "prompt"}
 
 
 @pytest.mark.slow
-def test_the_page_of_files_names_their_fields(tutorial: tuple[Path, list[str]], readme: Path) -> None:
+def test_the_page_of_files_names_their_fields(tutorial, readme):
     text = (ROOT / "docs" / "reference" / "files.md").read_text()
     places = {
         "chats.jsonl": readme / "FILE.jsonl",
@@ -219,7 +218,7 @@ def test_the_page_of_files_names_their_fields(tutorial: tuple[Path, list[str]], 
 
 
 @pytest.mark.parametrize("draw", pictures.RESULTS, ids=lambda draw: draw.__name__)
-def test_a_picture_of_results_shows_the_numbers_of_its_files(draw: Callable[[Any], list[str]]) -> None:
+def test_a_picture_of_results_shows_the_numbers_of_its_files(draw):
     figure = pyplot.figure()
     numbers = draw(figure)
     pyplot.close(figure)
@@ -228,7 +227,7 @@ def test_a_picture_of_results_shows_the_numbers_of_its_files(draw: Callable[[Any
     assert any(path.name in page.read_text() for page in path.parent.glob("*.md"))
 
 
-def test_badges_say_what_pyproject_says() -> None:
+def test_badges_say_what_pyproject_says():
     for badge, drawn in pictures.badges().items():
         assert (ROOT / "docs/badges" / f"{badge}.svg").read_text() == drawn, "run: python docs/pictures.py"
         assert f"docs/badges/{badge}.svg" in README.read_text()

@@ -34,9 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_without_a_terminal_a_bar_is_a_line_a_minute(
-    clock: list[float], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_terminal_a_bar_is_a_line_a_minute(clock, caplog, capsys):
     caplog.set_level(logging.INFO)
     show_bars(True)
     with Bar(total=1000, desc="answers", unit="prompt", mininterval=0) as bar:
@@ -51,7 +49,7 @@ def test_without_a_terminal_a_bar_is_a_line_a_minute(
     assert capsys.readouterr().err == ""
 
 
-def test_without_a_terminal_a_bar_that_stands_still_has_its_lines_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_a_bar_that_stands_still_has_its_lines_too(monkeypatch):
     monkeypatch.setattr(progress, "REDRAW_S", 0.01)
     monkeypatch.setattr(progress, "LINE_S", 0.02)
     show_bars(True)
@@ -65,7 +63,7 @@ def test_without_a_terminal_a_bar_that_stands_still_has_its_lines_too(monkeypatc
     assert left_open() is None
 
 
-def test_on_a_terminal_an_open_bar_is_closed_before_an_error_is_printed() -> None:
+def test_on_a_terminal_an_open_bar_is_closed_before_an_error_is_printed():
     screen = Terminal()
     show_bars(True)
     bar = Bar(total=3, desc="slow", file=screen)
@@ -74,7 +72,7 @@ def test_on_a_terminal_an_open_bar_is_closed_before_an_error_is_printed() -> Non
 
 
 @pytest.mark.parametrize("asked", [{}, {"disable": False}, {"disable": None}])
-def test_one_switch_turns_all_bars_off(asked: dict[str, bool | None]) -> None:
+def test_one_switch_turns_all_bars_off(asked):
     show_bars(False)
     screen = Terminal()
     assert list(Bar(range(3), file=screen, **asked)) == [0, 1, 2]  # type: ignore[arg-type]
@@ -82,12 +80,12 @@ def test_one_switch_turns_all_bars_off(asked: dict[str, bool | None]) -> None:
     assert os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1"
 
 
-def test_every_bar_of_the_package_is_in_the_chosen_style() -> None:
+def test_every_bar_of_the_package_is_in_the_chosen_style():
     sources = {path: path.read_text() for path in (ROOT / "eagle3").rglob("*.py")}
     assert [path.name for path, text in sources.items() if "from tqdm" in text] == ["progress.py"]
 
 
-def test_a_json_line_holds_the_fields_and_the_traceback() -> None:
+def test_a_json_line_holds_the_fields_and_the_traceback():
     record = logging.LogRecord("eagle3.x", logging.WARNING, "f.py", 1, "%d rows\nleft", (3,), None)
     record.fields = {"progress": {"done": 3}}
     line = JsonLines().format(record)
@@ -109,13 +107,13 @@ def prompts_stage(folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def test_log_json_is_an_object_a_line_on_stderr_and_text_in_the_file(tmp_path: Path) -> None:
+def test_log_json_is_an_object_a_line_on_stderr_and_text_in_the_file(tmp_path):
     told = [json.loads(line) for line in finished(*prompts_stage(tmp_path), "log=json").stderr.splitlines()]
     assert told and all({"time", "level", "logger", "message"} <= set(each) for each in told)
     assert told[-1]["message"] in (tmp_path / "logs" / "precompute.log").read_text()
 
 
-def test_a_command_shows_its_bars_on_a_terminal(tmp_path: Path) -> None:
+def test_a_command_shows_its_bars_on_a_terminal(tmp_path):
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (40, 120))
     with Script(*prompts_stage(tmp_path), stderr=theirs) as process:

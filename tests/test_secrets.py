@@ -2,7 +2,6 @@
 
 import logging
 import sys
-from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
@@ -18,8 +17,8 @@ SECRET = "hunter2-of-a-traceback"
 
 @pytest.mark.parametrize("own", [True, False])
 def test_an_exception_shows_no_secret_and_is_not_left_to_hydra_which_prints_all_overrides(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own: bool
-) -> None:
+    tmp_path, capsys, monkeypatch, own
+):
     if not own:  # a fault of eagle3
         monkeypatch.setattr(messages, "in_own_code", lambda error: None)
 
@@ -38,7 +37,7 @@ def test_an_exception_shows_no_secret_and_is_not_left_to_hydra_which_prints_all_
 
 
 @pytest.mark.parametrize("formatter", [logging.Formatter(), JsonLines()])
-def test_a_logged_traceback_shows_no_secret(formatter: logging.Formatter) -> None:
+def test_a_logged_traceback_shows_no_secret(formatter):
     learn({"api_key": SECRET})
     try:
         raise RuntimeError(f"refused: {SECRET}")

@@ -51,7 +51,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(wheel, root / "site", folder)
 
 
-def test_the_wheel_holds_each_option_the_hooks_and_the_types(installed: Installed) -> None:
+def test_the_wheel_holds_each_option_the_hooks_and_the_types(installed):
     held = set(zipfile.ZipFile(installed.wheel).namelist())
     options = {f"eagle3/scripts/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "eagle3").rglob("*.py")}
@@ -59,12 +59,12 @@ def test_the_wheel_holds_each_option_the_hooks_and_the_types(installed: Installe
     assert {name.partition("/")[0] for name in held} == {"eagle3", f"eagle3-{__version__}.dist-info"}
 
 
-def test_the_console_command_is_the_one_that_is_tested_here() -> None:
+def test_the_console_command_is_the_one_that_is_tested_here():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"eagle3": "eagle3.__main__:main"}
 
 
-def test_the_installed_package_says_its_version_and_its_commands(installed: Installed) -> None:
+def test_the_installed_package_says_its_version_and_its_commands(installed):
     assert installed.run("--version").stdout == f"eagle3 {__version__}\n"
     usage = installed.run().stdout
     commands = re.findall(r"^  eagle3 (\w+) ", usage, flags=re.MULTILINE)
@@ -75,6 +75,6 @@ def test_the_installed_package_says_its_version_and_its_commands(installed: Inst
     assert (done.returncode, done.stderr) == (1, line)
 
 
-def test_an_error_is_one_line_as_that_of_a_script(installed: Installed) -> None:
+def test_an_error_is_one_line_as_that_of_a_script(installed):
     done = installed.run("train", "data.path=nowhere", "ttt_steps=0")
     assert (done.returncode, done.stderr.partition(";")[0]) == (1, "error: ttt_steps=0 must be 1 or more")

@@ -1,7 +1,6 @@
 """What we use of Lightning's private parts and no other test shows; tests/training has its CSV logger."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import lightning
 import pytest
@@ -22,16 +21,14 @@ def trainer() -> lightning.Trainer:
     return lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
 
 
-def test_a_part_that_is_gone_is_one_line_before_a_training_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_is_gone_is_one_line_before_a_training_starts(tmp_path, monkeypatch):
     monkeypatch.setattr(adapter, "LIGHTNING", replace(LIGHTNING, parts=("lightning:no_such_part",)))
     run = compose_run("train", "data.path=x", f"run_dir={tmp_path}")
     with pytest.raises(InputError, match=r"lightning .* has no lightning:no_such_part; lightning 2\.6\.4 to 2\.6 is"):
         build_trainer(run, [], build_callbacks(run))
 
 
-def test_the_training_loader_is_asked_for_again(trainer: lightning.Trainer) -> None:
+def test_the_training_loader_is_asked_for_again(trainer):
     trainer.reload_dataloaders_every_n_epochs = 1
     trainer.fit_loop._last_train_dl_reload_epoch = 0
     assert not trainer.fit_loop._should_reload_train_dl
@@ -39,7 +36,7 @@ def test_the_training_loader_is_asked_for_again(trainer: lightning.Trainer) -> N
     assert trainer.fit_loop._should_reload_train_dl, f"{RELEASE} decides otherwise when it asks for loaders"
 
 
-def test_an_epoch_that_ended_early_is_saved_as_unfinished(trainer: lightning.Trainer) -> None:
+def test_an_epoch_that_ended_early_is_saved_as_unfinished(trainer):
     batches, epochs = trainer.fit_loop.epoch_loop.batch_progress.current, trainer.fit_loop.epoch_progress
     trainer.fit_loop.max_batches, batches.ready = 4, 2
     for counts in (epochs.current, epochs.total):
@@ -54,7 +51,7 @@ def test_an_epoch_that_ended_early_is_saved_as_unfinished(trainer: lightning.Tra
         assert epochs.current.completed == 1  # an epoch that ended by itself is finished
 
 
-def test_a_metric_moves_to_another_device_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metric_moves_to_another_device_only(monkeypatch):
     monkeypatch.setattr(_ResultMetric, "to", _ResultMetric.to)  # restored after the test
     skip_needless_moves()
     move = adapter._move

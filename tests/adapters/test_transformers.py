@@ -16,7 +16,7 @@ from tests.stores import ASSETS
 RELEASE = f"transformers {transformers.__version__}"
 
 
-def test_a_forward_that_names_the_cache_differently_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_that_names_the_cache_differently_is_one_line(monkeypatch):
     def forward(self: Any, input_ids: Tensor, past: Any = None) -> None: ...
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
@@ -24,7 +24,7 @@ def test_a_forward_that_names_the_cache_differently_is_one_line(monkeypatch: pyt
         quiet_libraries()  # which commands call before they load anything
 
 
-def test_layers_that_share_keys_and_values_have_a_layer_that_we_know() -> None:
+def test_layers_that_share_keys_and_values_have_a_layer_that_we_know():
     """An unknown class would be taken for a state, which is verified token by token."""
     config = Gemma3nTextConfig(
         vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=4, num_attention_heads=2,
@@ -35,7 +35,7 @@ def test_layers_that_share_keys_and_values_have_a_layer_that_we_know() -> None:
     assert keeps_keys_and_values(model), f"{RELEASE}: layers without keys are one of {kinds}"
 
 
-def test_a_template_is_rendered_without_the_newline_after_a_block() -> None:
+def test_a_template_is_rendered_without_the_newline_after_a_block():
     """The clock is pinned by a macro in front of the template, whose newline must not be rendered."""
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny")
     template = "{% macro day() %}1{% endmacro %}\n{{ day() }}"

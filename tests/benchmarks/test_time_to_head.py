@@ -1,7 +1,6 @@
 """The commands that time_to_head.py times are commands of this version."""
 
 import argparse
-from pathlib import Path
 
 import pytest
 from time_to_head import commands
@@ -10,7 +9,7 @@ from eagle3.compose import compose_run
 
 
 @pytest.mark.parametrize("tiny", [False, True])
-def test_every_step_composes_and_takes_a_target_that_nobody_trained(tmp_path: Path, tiny: bool) -> None:
+def test_every_step_composes_and_takes_a_target_that_nobody_trained(tmp_path, tiny):
     options = argparse.Namespace(
         work=tmp_path, launch={"tp_size": 1}, tiny=tiny, dtype="fp8", requests=512, trainer=None
     )

@@ -1,7 +1,6 @@
 """The benchmark of a training step runs, and counts the products that are really computed."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @pytest.mark.slow
-def test_a_small_run_writes_a_row_for_each_case(tmp_path: Path) -> None:
+def test_a_small_run_writes_a_row_for_each_case(tmp_path):
     main(["--small", "--out", str(tmp_path / "rows.json"), "ttt_steps=3"])
     result = json.loads((tmp_path / "rows.json").read_text())
     assert {"commit", "command", "machine", "versions"} <= set(result)
@@ -29,7 +28,7 @@ def test_a_small_run_writes_a_row_for_each_case(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_the_flop_of_a_step_are_those_of_its_matrix_products(trained: bool) -> None:
+def test_the_flop_of_a_step_are_those_of_its_matrix_products(trained):
     steps = 3
     overrides = ["ttt_steps=3", "kernels=plain", "trainer.precision=32-true"]
     run = training_run([*overrides, f"model.train_lm_head={trained}"])
@@ -55,5 +54,5 @@ def test_the_flop_of_a_step_are_those_of_its_matrix_products(trained: bool) -> N
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "other"),
     ],
 )
-def test_kernels_are_told_apart(kernel: str, group: str) -> None:
+def test_kernels_are_told_apart(kernel, group):
     assert group_of(kernel) == group

@@ -7,7 +7,7 @@ from scipy import stats
 from training_ways import change, parsed, summary
 
 
-def test_a_change_is_a_mean_of_pairs_with_students_interval() -> None:
+def test_a_change_is_a_mean_of_pairs_with_students_interval():
     generator = random.Random(0)
     base = [2 + generator.random() for _ in range(5)]
     other = [length * (1.01 + 0.02 * generator.random()) for length in base]
@@ -19,12 +19,12 @@ def test_a_change_is_a_mean_of_pairs_with_students_interval() -> None:
     assert change(base[:1], other[:1]) == {"accept_length_change": pytest.approx(shares[0]), "interval": None}
 
 
-def test_overrides_may_follow_the_held_out_files() -> None:
+def test_overrides_may_follow_the_held_out_files():
     options = parsed(["ways.yaml", "--folder=F", "--out=O", "--held-out", "a.jsonl", "b.jsonl", "trainer=gpu"])
     assert (options.held_out, options.overrides) == (["a.jsonl", "b.jsonl"], ["trainer=gpu"])
 
 
-def test_ways_are_held_against_the_first_seed_by_seed() -> None:
+def test_ways_are_held_against_the_first_seed_by_seed():
     def seed(first: float, second: float) -> dict[str, object]:
         ways = {"prompts": 9, "plain": {"accept_length": first}, "new": {"accept_length": second}}
         return {f"heldout: {source}, chain of 3, greedy": ways for source in ("all", "small", "code")}

@@ -1,7 +1,6 @@
 """Packs read ahead: in planned order whatever the readers do, errors at their place, and whole on the GPU."""
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from eagle3.errors import InputError
 
 
 @pytest.mark.parametrize(("readers", "prefetch"), [(2, 1), (3, 5)])
-def test_packs_are_the_same_whatever_the_number_of_readers(store_path: Path, readers: int, prefetch: int) -> None:
+def test_packs_are_the_same_whatever_the_number_of_readers(store_path, readers, prefetch):
     alone = list(feature_data(str(store_path), readers=1).train_dataloader())
     together = list(feature_data(str(store_path), readers=readers, prefetch=prefetch).train_dataloader())
     assert len(alone) == len(together) > 10
@@ -24,7 +23,7 @@ def test_packs_are_the_same_whatever_the_number_of_readers(store_path: Path, rea
         assert one.pair_bounds == other.pair_bounds and one.pack.anchors_in_step == other.pack.anchors_in_step
 
 
-def test_a_slow_reader_does_not_change_the_order_and_packs_count_when_handed_out() -> None:
+def test_a_slow_reader_does_not_change_the_order_and_packs_count_when_handed_out():
     def load(number: Any) -> Any:
         time.sleep(0.05 if number % 2 == 0 else 0)
         return number
@@ -33,7 +32,7 @@ def test_a_slow_reader_does_not_change_the_order_and_packs_count_when_handed_out
     assert [(pack, loader.consumed) for pack in loader] == [(number, number + 1) for number in range(6)]
 
 
-def test_a_damaged_sample_is_named_when_its_pack_is_due(store_path: Path) -> None:
+def test_a_damaged_sample_is_named_when_its_pack_is_due(store_path):
     loader = feature_data(str(store_path), readers=1, prefetch=1).train_dataloader()
     ref = loader.part().packs[3].samples[0]
     shard = store_path / ref.shard
@@ -47,7 +46,7 @@ def test_a_damaged_sample_is_named_when_its_pack_is_due(store_path: Path) -> Non
     assert loader.consumed == 3
 
 
-def test_a_flipped_byte_is_refused_where_shards_are_verified(store_path: Path) -> None:
+def test_a_flipped_byte_is_refused_where_shards_are_verified(store_path):
     shard = shard_of(store_path, 0)
     flip_a_bit(shard)
     with pytest.raises(InputError, match=rf"{shard} has sha256 .*it is truncated or damaged and is refused"):
@@ -55,7 +54,7 @@ def test_a_flipped_byte_is_refused_where_shards_are_verified(store_path: Path) -
 
 
 @pytest.mark.gpu
-def test_packs_copied_while_the_gpu_computes_are_those_of_the_cpu(tmp_path: Path) -> None:
+def test_packs_copied_while_the_gpu_computes_are_those_of_the_cpu(tmp_path):
     """The GPU lags behind the host, so that it reads packs whose Python objects are gone."""
     samples = [random_sample([0] * 300 + [1] * 700, seed=number, sample_id=f"p{number}#0") for number in range(24)]
     for sample in samples:

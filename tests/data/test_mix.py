@@ -3,7 +3,6 @@
 import logging
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import defaults
@@ -35,7 +34,7 @@ def names(samples: Samples) -> list[tuple[str, str]]:
 # --- rules -----------------------------------------------------------------------------------------------------------
 
 
-def test_rules_leave_what_fits_them_on_both_sides_of_the_split(store_path: Path) -> None:
+def test_rules_leave_what_fits_them_on_both_sides_of_the_split(store_path):
     rules = defaults.sample_filter(min_tokens=8, max_tokens=16, prompt_fraction=0.7)
     everything = open_store(store_path).samples
     fit = {
@@ -48,7 +47,7 @@ def test_rules_leave_what_fits_them_on_both_sides_of_the_split(store_path: Path)
     assert sides[0] | sides[1] == fit and not sides[0] & sides[1] and 5 < len(fit) < 50
 
 
-def test_what_is_left_out_is_counted_by_its_first_rule(store_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_left_out_is_counted_by_its_first_rule(store_path, caplog):
     lengths = [ref.entry.tokens for ref in open_store(store_path).samples]
     short, long = sum(length < 8 for length in lengths), sum(length > 16 for length in lengths)
     with caplog.at_level(logging.INFO):
@@ -60,7 +59,7 @@ def test_what_is_left_out_is_counted_by_its_first_rule(store_path: Path, caplog:
     assert "left out" not in caplog.text
 
 
-def test_a_share_keeps_a_prompt_whole_grows_with_itself_and_ignores_the_split() -> None:
+def test_a_share_keeps_a_prompt_whole_grows_with_itself_and_ignores_the_split():
     prompts = np.array([split_fraction(f"p{number}#0") for number in range(20_000)])
     assert [split_fraction(f"p{number}#1") for number in range(50)] == prompts[:50].tolist()
     drawn = share_fractions(prompts)
@@ -82,7 +81,7 @@ def mixed_shard(storage: LocalFolder, number: int, sources: list[str]) -> Indexe
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_rules_by_source_and_by_cut_answers(tmp_path: Path, listed: bool) -> None:
+def test_rules_by_source_and_by_cut_answers(tmp_path, listed):
     storage = LocalFolder(tmp_path)
     shards = [mixed_shard(storage, 0, ["code", "maths"]), mixed_shard(storage, 1, ["maths", "wörter", "code"])]
     samples = Samples.of_shards(shards)
@@ -104,7 +103,7 @@ def test_rules_by_source_and_by_cut_answers(tmp_path: Path, listed: bool) -> Non
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 
-def test_each_store_gives_its_weight_of_samples_and_none_more_often_than_another(two_stores: list[str]) -> None:
+def test_each_store_gives_its_weight_of_samples_and_none_more_often_than_another(two_stores):
     data = feature_data(two_stores, weights=[2.5, 0.4])
     there = Counter(store for store, _ in names(data.train_samples))
     times = Counter(trained(data))
@@ -114,19 +113,19 @@ def test_each_store_gives_its_weight_of_samples_and_none_more_often_than_another
     assert set(times) <= set(names(data.train_samples))
 
 
-def test_each_epoch_draws_again_and_all_epochs_together_take_every_sample(two_stores: list[str]) -> None:
+def test_each_epoch_draws_again_and_all_epochs_together_take_every_sample(two_stores):
     epochs = [Counter(trained(feature_data(two_stores, weights=[1, 0.5], current_epoch=epoch))) for epoch in range(12)]
     assert epochs[0] == Counter(trained(feature_data(two_stores, weights=[1, 0.5]))) != epochs[1]
     assert set().union(*epochs) == set(names(feature_data(two_stores).train_samples))
 
 
-def test_weights_of_one_change_nothing_and_no_weights_change_validation(two_stores: list[str]) -> None:
+def test_weights_of_one_change_nothing_and_no_weights_change_validation(two_stores):
     plain, ones, others = (feature_data(two_stores, weights=weights) for weights in (None, [1, 1], [3, 0.1]))
     assert trained(plain) == trained(ones) != trained(others)
     assert names(plain.val_samples) == names(others.val_samples)
 
 
-def test_weights_of_other_stores_or_that_leave_nothing_are_named(two_stores: list[str]) -> None:
+def test_weights_of_other_stores_or_that_leave_nothing_are_named(two_stores):
     with pytest.raises(InputError, match=r"has 3 weights, data.path=.* 2 stores"):
         feature_data(two_stores, weights=[1.0, 1.0, 0.5])
     data = feature_data(two_stores, weights=[0.001, 0.001])

@@ -27,9 +27,7 @@ def ids(packs: Sequence[PlannedPack]) -> list[str]:
 
 
 @pytest.mark.parametrize(("world_size", "accumulate"), [(1, 1), (1, 4), (3, 1), (5, 3)])
-def test_ranks_share_the_samples_in_as_many_packs_each_and_divide_by_the_whole_step(
-    samples: Samples, world_size: int, accumulate: int
-) -> None:
+def test_ranks_share_the_samples_in_as_many_packs_each_and_divide_by_the_whole_step(samples, world_size, accumulate):
     plans = plan_epoch(samples, pack_tokens=40, world_size=world_size, accumulate=accumulate, shuffle_seed=1)
     assert len({len(each) for each in plans}) == 1
     packs = [pack for each in plans for pack in each]
@@ -44,7 +42,7 @@ def test_ranks_share_the_samples_in_as_many_packs_each_and_divide_by_the_whole_s
 
 
 @pytest.mark.parametrize("seed", [None, 1])
-def test_a_pack_is_filled_until_the_next_sample_would_not_fit(samples: Samples, seed: int | None) -> None:
+def test_a_pack_is_filled_until_the_next_sample_would_not_fit(samples, seed):
     [plan] = plan_epoch(samples, pack_tokens=40, world_size=1, accumulate=1, shuffle_seed=seed)
     assert all(tokens(pack) + following.samples[0].entry.tokens > 40 for pack, following in pairwise(plan))
     assert (ids(plan) == [ref.entry.id for ref in samples]) is (seed is None)
@@ -52,14 +50,14 @@ def test_a_pack_is_filled_until_the_next_sample_would_not_fit(samples: Samples, 
     assert [len(pack.samples) for pack in plan] == [1] * 37
 
 
-def test_the_same_seed_gives_the_same_plan_and_another_epoch_another(samples: Samples) -> None:
+def test_the_same_seed_gives_the_same_plan_and_another_epoch_another(samples):
     def packs(seed: int) -> list[Sequence[PlannedPack]]:
         return [[*each] for each in plan_epoch(samples, pack_tokens=40, world_size=2, accumulate=1, shuffle_seed=seed)]
 
     assert packs(5) == packs(5) != packs(6)
 
 
-def test_ranks_train_packs_of_about_the_same_number_of_rows_at_the_same_time(tmp_path: Path) -> None:
+def test_ranks_train_packs_of_about_the_same_number_of_rows_at_the_same_time(tmp_path):
     samples = open_store(write_store(tmp_path, random_samples(300))).samples
     plans = plan_epoch(samples, pack_tokens=60, world_size=4, accumulate=1, shuffle_seed=0)
     steps = [[sum(ref.entry.anchors for ref in pack.samples) for pack in step] for step in zip(*plans, strict=True)]
@@ -68,6 +66,6 @@ def test_ranks_train_packs_of_about_the_same_number_of_rows_at_the_same_time(tmp
     assert [sum(rows) for rows in steps] != sorted(sum(rows) for rows in steps)  # but steps come in any order
 
 
-def test_fewer_samples_than_ranks_are_refused_with_the_key(samples: Samples) -> None:
+def test_fewer_samples_than_ranks_are_refused_with_the_key(samples):
     with pytest.raises(InputError, match=r"trainer\.devices=8"):
         plan_epoch(samples.take(np.arange(3)), pack_tokens=40, world_size=8, accumulate=1, shuffle_seed=0)

@@ -33,9 +33,7 @@ def store(tmp_path: Path) -> Path:
         ([1.5], [(2, 1, 2), (2, 1, 1), (1, 1, 0), (2, 1, 1), (4, 1, None)]),
     ],
 )
-def test_every_sample_is_trained_once_whatever_the_ranks(
-    store: Path, weights: list[float] | None, lives: list[tuple[int, int, int | None]]
-) -> None:
+def test_every_sample_is_trained_once_whatever_the_ranks(store, weights, lives):
     state, trained, behind = None, Counter[str](), 0
     for ranks, micro_batches, packs in lives:
         states = []
@@ -57,9 +55,7 @@ def test_every_sample_is_trained_once_whatever_the_ranks(
 
 
 @pytest.mark.parametrize(("weights", "ranks"), [(None, 1), ([1.5], 2)])
-def test_a_loader_that_was_asked_for_before_the_restore_loads_what_is_left(
-    store: Path, weights: list[float] | None, ranks: int
-) -> None:
+def test_a_loader_that_was_asked_for_before_the_restore_loads_what_is_left(store, weights, ranks):
     """As under trainer=fsdp, where Lightning counts the steps of an epoch before it restores a checkpoint."""
     first = data_of(store, weights=weights)
     begun = [batch.pack.sample_ids for _, batch in zip(range(4), first.train_dataloader(), strict=False)]
@@ -77,7 +73,7 @@ def test_a_loader_that_was_asked_for_before_the_restore_loads_what_is_left(
     assert Counter(sum(begun + rest, ())) == Counter(sum((batch.pack.sample_ids for batch in expected), ()))
 
 
-def test_a_step_that_would_be_cut_is_refused(store: Path) -> None:
+def test_a_step_that_would_be_cut_is_refused(store):
     data = data_of(store, world_size=2)
     loader = iter(data.train_dataloader())
     next(loader)
@@ -113,7 +109,7 @@ def train_until_killed(run: Path, devices: int) -> str:
 
 
 @pytest.mark.slow
-def test_a_training_continues_with_more_processes_and_with_fewer(tmp_path: Path) -> None:
+def test_a_training_continues_with_more_processes_and_with_fewer(tmp_path):
     write_store(tmp_path / "store", random_samples(600))
     run, states = tmp_path / "run", []
 
@@ -137,7 +133,7 @@ def test_a_training_continues_with_more_processes_and_with_fewer(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_damaged_shard_in_the_share_of_one_rank_is_one_line(tmp_path: Path) -> None:
+def test_a_damaged_shard_in_the_share_of_one_rank_is_one_line(tmp_path):
     store = write_store(tmp_path / "store", random_samples(60))
     damaged = shard_of(store, 1)  # the second rank's
     flip_a_bit(damaged)

@@ -18,7 +18,7 @@ def leave_one_out_error(statistic: Callable[[list[Any]], float], items: list[Any
     return standard_error(np.array([statistic([*items[:place], *items[place + 1 :]]) for place in range(len(items))]))
 
 
-def test_the_error_of_a_mean_is_the_standard_deviation_over_the_root_of_the_count() -> None:
+def test_the_error_of_a_mean_is_the_standard_deviation_over_the_root_of_the_count():
     values = [1.0, 4.0, 2.0, 8.0, 5.0]
     expected = pytest.approx(stdev(values) / math.sqrt(len(values)))
     assert leave_one_out_error(fmean, values) == expected
@@ -36,7 +36,7 @@ def drawn(rng: np.random.Generator, prompts: int = PROMPTS) -> tuple[Gains, Gain
     return found[0], found[1]
 
 
-def test_a_difference_has_the_standard_error_that_leaving_out_each_prompt_in_turn_gives() -> None:
+def test_a_difference_has_the_standard_error_that_leaving_out_each_prompt_in_turn_gives():
     first, ours = drawn(np.random.default_rng(0))
     pairs = [pair for pair in zip(*ours[:2], *first[:2], strict=True) if pair[1]]  # prompts that took a verification
 
@@ -54,7 +54,7 @@ def test_a_difference_has_the_standard_error_that_leaving_out_each_prompt_in_tur
 
 
 @pytest.mark.parametrize("prompts", [30, 200])
-def test_the_interval_holds_the_true_difference_as_often_as_it_says(prompts: int) -> None:
+def test_the_interval_holds_the_true_difference_as_often_as_it_says(prompts):
     rng = np.random.default_rng(2)
     many_first, many_ours = drawn(rng, 400_000)
     true = many_ours.accept_length - many_first.accept_length
@@ -67,7 +67,7 @@ def test_the_interval_holds_the_true_difference_as_often_as_it_says(prompts: int
     assert held / repeats == pytest.approx(CONFIDENCE, abs=0.025)
 
 
-def test_a_head_differs_from_itself_by_nothing_and_one_prompt_has_no_error() -> None:
+def test_a_head_differs_from_itself_by_nothing_and_one_prompt_has_no_error():
     first, _ = drawn(np.random.default_rng(3))
     assert difference(first, first) == (0, 0, 0, 0)
     one = Gains(np.array([3.0, 0.0]), np.array([2.0, 0.0]), np.arange(2))  # the second answer was one token long

@@ -1,7 +1,6 @@
 """What the features stage makes of a config."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from eagle3.target.stored import stored_target
 from eagle3.workers.task import WorkerId
 
 
-def test_a_store_says_in_what_its_target_computes(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_says_in_what_its_target_computes(tiny_path, monkeypatch):
     settings = (f"target.path={tiny_path}", "prompts.path=x", "out_dir=x")
     here, on_ray, by_sglang = (
         compose_run("precompute", *settings, *options)
@@ -40,7 +39,7 @@ def test_a_store_says_in_what_its_target_computes(tiny_path: Path, monkeypatch: 
     assert dtype(replace(by_sglang, launch=replace(by_sglang.launch, dtype="float16"))) == "float16"
 
 
-def test_a_worker_refuses_a_folder_that_is_not_the_drivers(tiny_path: Path, tmp_path: Path) -> None:
+def test_a_worker_refuses_a_folder_that_is_not_the_drivers(tiny_path, tmp_path):
     settings = (f"target.path={tiny_path}", "target.device=cpu", "prompts.path=x", f"out_dir={tmp_path}")
     run = compose_run("precompute", *settings, "features=huggingface")
     with pytest.raises(InputError, match=r"is not the folder that the driver sees; let all nodes share it"):

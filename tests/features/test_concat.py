@@ -14,7 +14,7 @@ from eagle3.serving.check.prompts import validation_prompts
 from eagle3.storage.files import sha256_json
 
 
-def test_the_samples_and_numbers_are_those_of_all_stores(two_stores: list[str]) -> None:
+def test_the_samples_and_numbers_are_those_of_all_stores(two_stores):
     joined, parts = open_source(two_stores), [open_store(Path(path)) for path in two_stores]
     own = [part.read(ref) for part in parts for ref in part.samples]
     assert len(joined.samples) == len(own) == 60
@@ -29,26 +29,26 @@ def test_the_samples_and_numbers_are_those_of_all_stores(two_stores: list[str]) 
     assert torch.equal(joined.target_weights()[1], parts[0].target_weights()[1])
 
 
-def test_a_cache_in_a_bucket_is_refused_with_the_key() -> None:
+def test_a_cache_in_a_bucket_is_refused_with_the_key():
     with pytest.raises(InputError, match="s3://bucket/cache is a URL, and must be a local folder"):
         open_source("DIR/features", cache_dir="s3://bucket/cache")
 
 
-def test_answers_sampled_and_features_computed_in_other_ways_go_together_and_each_is_recorded(tmp_path: Path) -> None:
+def test_answers_sampled_and_features_computed_in_other_ways_go_together_and_each_is_recorded(tmp_path):
     dtypes = ("float32", "bfloat16")
     ways = [{"responses": {"seed": seed}, "target_dtype": dtype} for seed, dtype in enumerate(dtypes)]
     paths = [str(write_store(tmp_path / str(place), random_samples(5), **way)) for place, way in enumerate(ways)]
     assert [{key: each[key] for key in ways[0]} for each in open_source(paths).describe()["stores"]] == ways
 
 
-def test_the_fingerprint_is_that_of_all_stores_in_order_and_one_stays_what_it_is(two_stores: list[str]) -> None:
+def test_the_fingerprint_is_that_of_all_stores_in_order_and_one_stays_what_it_is(two_stores):
     one, other = (open_store(Path(path)).fingerprint for path in two_stores)
     assert open_source(two_stores[0]).fingerprint == open_source(two_stores[:1]).fingerprint == one
     assert open_source(two_stores).fingerprint == sha256_json([one, other])
     assert open_source(two_stores[::-1]).fingerprint == sha256_json([other, one])
 
 
-def test_ranks_share_the_verification_of_every_store(two_stores: list[str]) -> None:
+def test_ranks_share_the_verification_of_every_store(two_stores):
     shard = shard_of(Path(two_stores[1]), 1)
     flip_a_bit(shard, 1000)
     open_source(two_stores).verify(rank=0, world_size=2)
@@ -65,9 +65,7 @@ def test_ranks_share_the_verification_of_every_store(two_stores: list[str]) -> N
         ({"reasoning_ids": [[1], [2]]}, r"reasoning_ids: None and \[\[1\], \[2\]\]"),
     ],
 )
-def test_stores_that_do_not_go_together_are_named_with_what_differs(
-    tmp_path: Path, made_from: dict, difference: str
-) -> None:
+def test_stores_that_do_not_go_together_are_named_with_what_differs(tmp_path, made_from, difference):
     paths = [str(write_store(tmp_path / "a", random_samples(3)))]
     paths += [str(write_store(tmp_path / "b", random_samples(3), **made_from))]
     with pytest.raises(InputError, match=difference) as refused:
@@ -75,7 +73,7 @@ def test_stores_that_do_not_go_together_are_named_with_what_differs(
     assert all(path in str(refused.value) for path in paths)
 
 
-def test_the_same_store_twice_is_refused_under_any_name(two_stores: list[str], tmp_path: Path) -> None:
+def test_the_same_store_twice_is_refused_under_any_name(two_stores, tmp_path):
     (tmp_path / "link").symlink_to(two_stores[0])
     for name in (two_stores[0], f"{tmp_path}/b/../a", f"{tmp_path}/link"):
         with pytest.raises(InputError, match="names the same features twice") as refused:
@@ -83,7 +81,7 @@ def test_the_same_store_twice_is_refused_under_any_name(two_stores: list[str], t
         assert f"{two_stores[0]} and {name};" in str(refused.value)
 
 
-def test_validation_prompts_of_two_stores_are_each_prompt_once(two_stores: list[str]) -> None:
+def test_validation_prompts_of_two_stores_are_each_prompt_once(two_stores):
     def prompts(path: str | list[str]) -> list[list[int]]:
         store = origin_of(FINGERPRINT, TARGET_CONFIG, path=path, hash=open_source(path).fingerprint, val_fraction=0.5)
         return validation_prompts(store, turns="all", limit=None, max_length=99).prompts
@@ -91,9 +89,7 @@ def test_validation_prompts_of_two_stores_are_each_prompt_once(two_stores: list[
     assert prompts(open_source(two_stores).location) == prompts(two_stores[0])
 
 
-def test_only_a_store_that_holds_the_recorded_one_is_opened_as_it_was(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_a_store_that_holds_the_recorded_one_is_opened_as_it_was(tmp_path, caplog):
     path = write_store(tmp_path / "store", random_samples(8))
     before = open_source(str(path))
     shards = before.samples.shards_by_store()

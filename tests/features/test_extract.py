@@ -61,7 +61,7 @@ def run(target: Target) -> Run:
     return extract_with
 
 
-def test_stored_features_are_the_targets_own(answered: Path, run: Run, target: Target) -> None:
+def test_stored_features_are_the_targets_own(answered, run, target):
     manifest = run(answered)
     assert manifest.made_from.capture_layers == CAPTURE
     store = open_store(answered / "features")
@@ -81,9 +81,7 @@ def test_stored_features_are_the_targets_own(answered: Path, run: Run, target: T
     assert (answered / "features" / "target.safetensors").stat().st_size < 1.2 * embedding.nbytes  # tied: stored once
 
 
-def test_values_that_the_stored_dtype_cannot_hold_are_refused_by_sample(
-    answered: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_that_the_stored_dtype_cannot_hold_are_refused_by_sample(answered, run, monkeypatch):
     capture = Capture.__call__
 
     def large(*args: Any) -> list[Features]:
@@ -96,9 +94,7 @@ def test_values_that_the_stored_dtype_cannot_hold_are_refused_by_sample(
 
 
 @pytest.mark.parametrize("where", ["disk", "bucket"])
-def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
-    answered: Path, run: Run, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(answered, run, monkeypatch, where):
     expected, whole = run(answered, shard_mb=0.2), open_store(answered / "features")
     assert len(expected.shards) > 3
     add, added = ShardWriter.add, []
@@ -129,7 +125,7 @@ def test_a_killed_run_resumes_at_the_shard_and_gives_the_same_store(
     assert resumed.answer_counts == expected.answer_counts
 
 
-def test_a_finished_store_has_no_leftovers_of_kills(answered: Path, run: Run) -> None:
+def test_a_finished_store_has_no_leftovers_of_kills(answered, run):
     folder = answered / "features"
     folder.mkdir()
     LocalFolder(folder).create("shard-000000-12345678.tar").file.close()  # killed while it was written
@@ -141,7 +137,7 @@ def test_a_finished_store_has_no_leftovers_of_kills(answered: Path, run: Run) ->
     assert names == {"manifest.json", "target.safetensors", *shards}
 
 
-def test_damaged_shards_are_named_and_only_what_was_deleted_is_made_again(answered: Path, run: Run) -> None:
+def test_damaged_shards_are_named_and_only_what_was_deleted_is_made_again(answered, run):
     first, folder = run(answered, shard_mb=0.2), answered / "features"
     ids = sorted(ref.entry.id for ref in open_store(folder).samples)
     damaged = [shard.name for shard in first.shards[1:3]]
@@ -162,7 +158,7 @@ def test_damaged_shards_are_named_and_only_what_was_deleted_is_made_again(answer
     assert {name: (folder / name).read_bytes() for name in kept} == kept
 
 
-def test_features_in_fp8_are_those_of_float32_packed(answered: Path, run: Run) -> None:
+def test_features_in_fp8_are_those_of_float32_packed(answered, run):
     run(answered)
     run(answered, dtype="fp8", path=str(answered / "fp8"))
     plain, packed, cpu = open_store(answered / "features"), open_store(answered / "fp8"), torch.device("cpu")
@@ -173,7 +169,7 @@ def test_features_in_fp8_are_those_of_float32_packed(answered: Path, run: Run) -
     assert torch.equal(packed.target_weights()[0], plain.target_weights()[0].bfloat16())
 
 
-def test_a_folder_of_another_stage_is_named_and_nothing_of_it_is_to_be_deleted(answered: Path, run: Run) -> None:
+def test_a_folder_of_another_stage_is_named_and_nothing_of_it_is_to_be_deleted(answered, run):
     """Its manifest is of answers, which took hours; the store may be next to it, or in the folder that was meant."""
     answers, store = answered / "answers", answered / "features"
     before = (answers / "manifest.json").read_bytes()
@@ -190,9 +186,7 @@ def test_a_folder_of_another_stage_is_named_and_nothing_of_it_is_to_be_deleted(a
         read_answers(store)
 
 
-def test_a_manifest_that_another_process_writes_meanwhile_is_kept(
-    answered: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_that_another_process_writes_meanwhile_is_kept(answered, run, monkeypatch):
     manifest, take = answered / "features" / "manifest.json", StoreWriter.take
     monkeypatch.setattr(StoreWriter, "take", lambda *made: (take(*made), manifest.write_text("another's")))
     with pytest.raises(InputError, match=r"manifest\.json has been written by another process"):
@@ -202,8 +196,8 @@ def test_a_manifest_that_another_process_writes_meanwhile_is_kept(
 
 @pytest.mark.parametrize(("too_long", "samples", "too_short"), [("truncate", 3, 2), ("drop", 1, 1)])
 def test_samples_over_the_limit_are_truncated_or_dropped_and_all_that_are_left_out_counted(
-    tmp_path: Path, run: Run, target: Target, too_long: str, samples: int, too_short: int
-) -> None:
+    tmp_path, run, target, too_long, samples, too_short
+):
     sizes = [(4, 6), (4, 30), (10, 6), (20, 5), (4, 1)]  # of prompt and answer; one answer begins past the limit
     write_answers(tmp_path, target.identity, [conversation(number, *size) for number, size in enumerate(sizes)])
     manifest = run(tmp_path, max_length=12, too_long=too_long)
@@ -217,9 +211,7 @@ def test_samples_over_the_limit_are_truncated_or_dropped_and_all_that_are_left_o
         run(tmp_path / "all")
 
 
-def test_the_index_says_where_a_prompt_came_from_and_whether_an_answer_was_cut(
-    tmp_path: Path, target: Target, run: Run
-) -> None:
+def test_the_index_says_where_a_prompt_came_from_and_whether_an_answer_was_cut(tmp_path, target, run):
     rows = [conversation(number, 4, 6 + 3 * number) for number in range(4)]
     for row, source, ends in zip(
         rows, ["code", "maths", "code", "code"], ["stop", "stop", "length", "stop"], strict=True
@@ -234,9 +226,7 @@ def test_the_index_says_where_a_prompt_came_from_and_whether_an_answer_was_cut(
     assert {name for name, entry in entries.items() if entry.whole} == {"p0#0", "p1#0"}  # the last is over 16 tokens
 
 
-def test_missing_or_unfinished_answers_and_another_targets_are_refused(
-    answered: Path, run: Run, target: Target
-) -> None:
+def test_missing_or_unfinished_answers_and_another_targets_are_refused(answered, run, target):
     with pytest.raises(InputError, match=r"manifest\.json does not exist; make it with: python precompute\.py"):
         run(answered / "none")
     rows = [conversation(0, 4, 5)]
@@ -248,7 +238,7 @@ def test_missing_or_unfinished_answers_and_another_targets_are_refused(
         run(answered)
 
 
-def test_features_made_with_other_or_bad_settings_are_refused(answered: Path, run: Run) -> None:
+def test_features_made_with_other_or_bad_settings_are_refused(answered, run):
     with pytest.raises(InputError, match=r"features\.capture_layers"):
         run(answered, capture_layers=[5, 4, 2])
     run(answered)
@@ -262,9 +252,7 @@ def test_features_made_with_other_or_bad_settings_are_refused(answered: Path, ru
 
 
 @pytest.mark.parametrize("change", ["token", "source", "row"])
-def test_an_answer_that_is_another_than_the_one_in_a_finished_shard_is_named(
-    answered: Path, run: Run, target: Target, change: str
-) -> None:
+def test_an_answer_that_is_another_than_the_one_in_a_finished_shard_is_named(answered, run, target, change):
     run(answered, shard_mb=0.2)
     rows = [conversation(number, 3 + number % 5, 2 + number * 7 % 30) for number in range(24)]
     before = {path.name: path.read_bytes() for path in (answered / "features").iterdir()}
@@ -285,9 +273,7 @@ def test_an_answer_that_is_another_than_the_one_in_a_finished_shard_is_named(
     assert run(answered, shard_mb=0.2).samples == len(rows)
 
 
-def test_rows_are_compared_with_their_shards_whatever_is_left_out_of_them(
-    answered: Path, run: Run, target: Target
-) -> None:
+def test_rows_are_compared_with_their_shards_whatever_is_left_out_of_them(answered, run, target):
     settings = {"max_length": 12, "too_long": "truncate"}
     first = run(answered, **settings)
     assert first.left_out
@@ -297,7 +283,7 @@ def test_rows_are_compared_with_their_shards_whatever_is_left_out_of_them(
     assert run(answered, **settings).samples == first.samples + 1
 
 
-def test_a_store_of_an_earlier_version_is_read_and_not_continued(answered: Path, run: Run) -> None:
+def test_a_store_of_an_earlier_version_is_read_and_not_continued(answered, run):
     run(answered)
     folder = answered / "features"
     samples = [open_store(folder).read(ref) for ref in open_store(folder).samples]
@@ -333,9 +319,7 @@ class Refusing(HuggingFaceExtractor):
                 yield from super().__call__(iter([each]))
 
 
-def test_conversations_that_the_engine_refused_are_counted_after_a_resume_too(
-    answered: Path, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_conversations_that_the_engine_refused_are_counted_after_a_resume_too(answered, target, monkeypatch):
     def extract() -> Manifest:
         extractor = Refusing(target=target, layers=CAPTURE, dtype=torch.float32, teachers="answers", batch_tokens=128)
         settings: dict[str, Any] = {"max_length": 64, "too_long": "truncate", "reasoning": None, "teachers": "answers"}
@@ -351,7 +335,7 @@ def test_conversations_that_the_engine_refused_are_counted_after_a_resume_too(
         assert (manifest.samples, manifest.left_out) == (19, {"refused by the engine: too long": 5})
 
 
-def test_reasoning_markers_are_the_ids_that_stand_inside_an_answer() -> None:
+def test_reasoning_markers_are_the_ids_that_stand_inside_an_answer():
     vocabulary = {token: index for index, token in enumerate(["<unk>", *"▁<>/thinkx\n"])}
     backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")

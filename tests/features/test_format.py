@@ -4,7 +4,6 @@ import os
 import random
 import re
 import resource
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +18,7 @@ INPUTS = int(os.environ.get("FUZZ_INPUTS", "1000"))  # a million: FUZZ_INPUTS=10
 
 
 @pytest.mark.parametrize("dtype", ["float32", "fp8"])
-def test_the_reader_on_the_page_reads_what_ours_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
+def test_the_reader_on_the_page_reads_what_ours_does(tmp_path, monkeypatch, dtype):
     samples = random_samples(3)
     store = open_store(write_store(tmp_path, samples if dtype == "float32" else [in_fp8(each) for each in samples]))
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "reference" / "format.md").read_text(), re.DOTALL)
@@ -55,7 +52,7 @@ def damaged(whole: bytes, drawn: random.Random) -> bytes:
     return bytes(content)
 
 
-def test_no_sample_ends_in_anything_but_an_error_of_the_reader(store_path: Path) -> None:
+def test_no_sample_ends_in_anything_but_an_error_of_the_reader(store_path):
     """In no more memory than the sample: 256 MB above what the process holds would be a header that was believed."""
     drawn = random.Random(0)
     whole = [b"".join(to_buffers(each)) for sample in random_samples(4) for each in (sample, in_fp8(sample))]

@@ -35,7 +35,7 @@ def plainly(row: list[float]) -> list[float]:
 
 
 @pytest.mark.parametrize("spread", [1, 1e30, 1e-30])
-def test_packed_rows_are_those_of_the_format(spread: float) -> None:
+def test_packed_rows_are_those_of_the_format(spread):
     rows = torch.randn(20, 3 * HIDDEN, generator=torch.Generator().manual_seed(0)) * spread
     rows[0] = 0
     rows[1, 5] *= 5000  # a channel that dwarfs the others
@@ -46,7 +46,7 @@ def test_packed_rows_are_those_of_the_format(spread: float) -> None:
     assert torch.equal(found, torch.tensor(expected))
 
 
-def test_a_pack_travels_packed_and_arrives_unpacked() -> None:
+def test_a_pack_travels_packed_and_arrives_unpacked():
     packed: list[Any] = [in_fp8(sample) for sample in random_samples(40)]
     pack = pack_samples(packed, anchors_in_step=1, samples_in_step=1)
     assert pack.aux_hidden_states.dtype == torch.uint8
@@ -57,7 +57,7 @@ def test_a_pack_travels_packed_and_arrives_unpacked() -> None:
 
 
 @pytest.mark.parametrize(("largest", "width"), [(200, 1), (60_000, 2), (2**31 - 1, 4)])
-def test_ids_are_as_wide_as_the_largest_and_come_back(largest: int, width: int) -> None:
+def test_ids_are_as_wide_as_the_largest_and_come_back(largest, width):
     [sample] = random_samples(1)
     ids = torch.randint(largest, (len(sample.input_ids),))
     ids[3] = largest

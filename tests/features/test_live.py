@@ -68,7 +68,7 @@ def assert_same(run: Run, other: Run) -> None:
         assert torch.equal(weight, run.weights[name]), name
 
 
-def test_it_is_the_training_on_a_store_of_the_same_features(folder: Path, stored_run: Run, tmp_path: Path) -> None:
+def test_it_is_the_training_on_a_store_of_the_same_features(folder, stored_run, tmp_path):
     live = Run(tmp_path, folder / "answers", *LIVE, *TWICE)
     asked = counted(live.data.source)
     live.fit()
@@ -92,9 +92,7 @@ def counted(source: Any) -> list[str]:
     return asked
 
 
-def test_several_answers_to_each_prompt_are_trained_as_from_their_stores(
-    folder: Path, target: Target, tmp_path: Path
-) -> None:
+def test_several_answers_to_each_prompt_are_trained_as_from_their_stores(folder, target, tmp_path):
     """So each epoch can have answers of its own: N answers to each prompt, and one epoch."""
     other = answered(tmp_path / "other", target, [conversation(number, 3 + number % 5, 9) for number in range(40)])
     paths = {kind: f"[{folder}/{kind},{other}/{kind}]" for kind in ("answers", "features")}
@@ -108,7 +106,7 @@ def test_several_answers_to_each_prompt_are_trained_as_from_their_stores(
     assert of_live == of_stores
 
 
-def test_masks_weights_and_rules_choose_the_same_packs(folder: Path, tmp_path: Path) -> None:
+def test_masks_weights_and_rules_choose_the_same_packs(folder, tmp_path):
     options = ["loss_mask=last_turn", "data.weights=[1.5]", "data.max_tokens=30", "trainer.max_epochs=1"]
     stored = Run(tmp_path / "stored", folder / "features", *options).fit()
     live = Run(tmp_path / "live", folder / "answers", *LIVE, *options).fit()
@@ -116,16 +114,14 @@ def test_masks_weights_and_rules_choose_the_same_packs(folder: Path, tmp_path: P
     assert_same(live, stored)
 
 
-def test_a_stopped_training_continues_with_the_samples_that_it_has_not_trained(
-    folder: Path, stored_run: Run, tmp_path: Path
-) -> None:
+def test_a_stopped_training_continues_with_the_samples_that_it_has_not_trained(folder, stored_run, tmp_path):
     first = Run(tmp_path, folder / "answers", *LIVE, *TWICE, signal_after=18).stopped()  # in the second epoch
     rest = Run(tmp_path, folder / "answers", *LIVE, *TWICE, first.resume).fit()
     assert first.recorder.batches + rest.recorder.batches == stored_run.recorder.batches
     assert_same(rest, stored_run)
 
 
-def test_the_held_out_prompts_of_a_head_are_read_from_the_answers(folder: Path, stored_run: Run) -> None:
+def test_the_held_out_prompts_of_a_head_are_read_from_the_answers(folder, stored_run):
     origin = stored_run.module.origin
     whole: Any = {"turns": "all", "limit": None, "max_length": 99}
     of_store = validation_prompts(origin, **whole)
@@ -183,9 +179,7 @@ def size(source: LiveFeatures, refs: list[SampleRef]) -> int:
     return sum(source._size(ref) for ref in refs)
 
 
-def test_samples_are_asked_for_in_their_order_until_the_limit_of_bytes(
-    folder: Path, stored: StoredTarget, by_hand: ByHand
-) -> None:
+def test_samples_are_asked_for_in_their_order_until_the_limit_of_bytes(folder, stored, by_hand):
     refs = [*live_source(folder / "answers", stored, by_hand).samples]
     limit = size(live_source(folder / "answers", stored, by_hand), refs[:10])
     source = live_source(folder / "answers", stored, by_hand, ahead_gb=limit / 1e9)
@@ -197,9 +191,7 @@ def test_samples_are_asked_for_in_their_order_until_the_limit_of_bytes(
             assert torch.equal(source.read(ref).input_ids, by_hand.store.read(by_hand.refs[ref.entry.id]).input_ids)
 
 
-def test_samples_that_are_read_before_their_turn_are_asked_for_once(
-    folder: Path, stored: StoredTarget, by_hand: ByHand
-) -> None:
+def test_samples_that_are_read_before_their_turn_are_asked_for_once(folder, stored, by_hand):
     """Some larger than the limit, in the order of two readers, and one of them twice."""
     source = live_source(folder / "answers", stored, by_hand, ahead_gb=1e-9)
     refs = [*source.samples][:8]
@@ -209,7 +201,7 @@ def test_samples_that_are_read_before_their_turn_are_asked_for_once(
     assert Counter(by_hand.asked) == Counter([each.entry.id for each in [*refs, refs[2]]])
 
 
-def test_what_is_not_read_is_forgotten(source: LiveFeatures, by_hand: ByHand) -> None:
+def test_what_is_not_read_is_forgotten(source, by_hand):
     refs = [*source.samples]
     with source.ahead(iter(refs), keep=False):
         source.read(refs[0])
@@ -217,9 +209,7 @@ def test_what_is_not_read_is_forgotten(source: LiveFeatures, by_hand: ByHand) ->
     assert source.read(refs[3]).id == by_hand.asked[asked] == refs[3].entry.id
 
 
-def test_samples_to_keep_are_asked_for_once_as_far_as_they_fit(
-    folder: Path, stored: StoredTarget, by_hand: ByHand
-) -> None:
+def test_samples_to_keep_are_asked_for_once_as_far_as_they_fit(folder, stored, by_hand):
     refs = [*live_source(folder / "answers", stored, by_hand).samples][:8]
     room = size(live_source(folder / "answers", stored, by_hand), refs[:5])
     source = live_source(folder / "answers", stored, by_hand, val_gb=room / 1e9)
@@ -229,14 +219,14 @@ def test_samples_to_keep_are_asked_for_once_as_far_as_they_fit(
     assert len(source.kept) == 5 and len(by_hand.asked) == 8 + 3 + 3
 
 
-def test_a_closed_source_asks_for_nothing(source: LiveFeatures, by_hand: ByHand) -> None:
+def test_a_closed_source_asks_for_nothing(source, by_hand):
     source.close()
     with pytest.raises(RuntimeError, match="closed"):
         source.read(source.samples[0])
     assert by_hand.asked == []
 
 
-def test_an_extractor_that_ends_leaves_no_sample_to_wait_for(folder: Path, target: Target) -> None:
+def test_an_extractor_that_ends_leaves_no_sample_to_wait_for(folder, target):
     settings = {"layers": [2, 4, 5], "dtype": torch.float32, "teachers": "answers", "batch_tokens": 1}
     with HuggingFaceExtractor(target=target, **settings) as extractor:
         conversations = read_conversations(folder / "answers", max_length=99, too_long="drop", left_out=Counter())
@@ -245,9 +235,7 @@ def test_an_extractor_that_ends_leaves_no_sample_to_wait_for(folder: Path, targe
     assert any(each.cancelled() for each in asked)
 
 
-def test_a_sample_that_the_engine_refuses_is_left_out_of_its_pack_and_counted(
-    folder: Path, tmp_path: Path, by_hand: ByHand, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_sample_that_the_engine_refuses_is_left_out_of_its_pack_and_counted(folder, tmp_path, by_hand, caplog):
     run = Run(tmp_path, folder / "answers", *LIVE, "trainer.max_epochs=1")
     shortest = min(run.data.train_samples, key=lambda ref: ref.entry.tokens)  # never alone in its pack
     run.data.source.extractor = by_hand
@@ -289,9 +277,9 @@ class Kill(lightning.Callback):
 
 
 def test_servers_make_the_features_of_the_same_packs_also_when_one_of_them_dies(
-    folder: Path, stored_run: Run, tmp_path: Path, sglang: list[str], caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    folder, stored_run, tmp_path, sglang, caplog,
+    monkeypatch,
+):  # fmt: skip
     monkeypatch.setattr(capture, "ROWS_S", 1.0)
     live = Run(tmp_path / "live", folder / "answers", *sglang, *TWICE, "data.source.ahead_gb=0.00005")
     live.trainer.callbacks.append(Kill(live.data.source))  # type: ignore[attr-defined]
@@ -306,9 +294,7 @@ def test_servers_make_the_features_of_the_same_packs_also_when_one_of_them_dies(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_ranks_share_the_servers_and_train_what_they_would_from_a_store(
-    folder: Path, tmp_path: Path, sglang: list[str]
-) -> None:
+def test_two_ranks_share_the_servers_and_train_what_they_would_from_a_store(folder, tmp_path, sglang):
     """Two processes that Lightning starts, as `python train.py trainer=ddp`."""
     settings = ["trainer=ddp", "trainer.max_epochs=1", "trainer.accelerator=cpu", "trainer.devices=2",
                 "trainer.precision=32-true", "data.pack_tokens=48", "data.val_fraction=0.2", "ttt_steps=3",
@@ -339,19 +325,17 @@ def test_two_ranks_share_the_servers_and_train_what_they_would_from_a_store(
         (2, 2, None, 1, (2, 2, 0)),
     ],
 )
-def test_the_trainer_has_the_first_gpus_and_servers_the_others_or_they_share(
-    gpus: int, devices: Any, servers: int | None, tp_size: int, expected: tuple[int, int, int]
-) -> None:
+def test_the_trainer_has_the_first_gpus_and_servers_the_others_or_they_share(gpus, devices, servers, tp_size, expected):
     assert placed(gpus, devices, servers, tp_size) == expected
 
 
 @pytest.mark.parametrize(("gpus", "devices", "servers", "tp_size"), [(2, 1, 2, 1), (4, 3, None, 2)])
-def test_more_servers_than_gpus_are_refused(gpus: int, devices: Any, servers: int | None, tp_size: int) -> None:
+def test_more_servers_than_gpus_are_refused(gpus, devices, servers, tp_size):
     with pytest.raises(InputError, match=rf"trainer\.devices={devices} and .* do not fit the {gpus} GPUs"):
         placed(gpus, devices, servers, tp_size)
 
 
-def test_servers_see_the_gpus_that_do_not_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_see_the_gpus_that_do_not_train(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("eagle3.engine.versions.count_gpus", lambda launch: 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,6,7")
@@ -363,7 +347,7 @@ def test_servers_see_the_gpus_that_do_not_train(folder: Path, monkeypatch: pytes
     assert live_command.on_gpus(run) is run
 
 
-def test_a_server_next_to_a_trainer_gets_the_memory_that_it_needs(folder: Path, stored: StoredTarget) -> None:
+def test_a_server_next_to_a_trainer_gets_the_memory_that_it_needs(folder, stored):
     capture_run = live_command.of(composed(folder, folder, *LIVE, "features.batch_tokens=16384"))
     facts = stored.facts
     cache = 4 * 16384 * 4 * facts.num_layers * facts.num_kv_heads * facts.head_dim
@@ -373,9 +357,7 @@ def test_a_server_next_to_a_trainer_gets_the_memory_that_it_needs(folder: Path, 
         share_of_memory(capture_run, stored, int(needed / 0.8))
 
 
-def test_what_cannot_be_trained_is_told_in_one_line(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_trained_is_told_in_one_line(folder, tmp_path, monkeypatch, caplog):
     run = composed(tmp_path, folder / "answers", *LIVE[:1], "features=sglang", "launch.python=/nowhere")
     for path, message in [
         (f"{folder}/features", r"data\.path=.*features has no answers\.jsonl"),
@@ -392,12 +374,12 @@ def test_what_cannot_be_trained_is_told_in_one_line(
     assert line.startswith("features.shard_mb has no effect with data=live")
 
 
-def test_several_hosts_are_refused() -> None:
+def test_several_hosts_are_refused():
     with pytest.raises(InputError, match=r"trainer\.num_nodes=2 must be 1 with data=live"):
         compose_run("train", "run_dir=RUN", "data.path=DIR", "data=live", "trainer.num_nodes=2")
 
 
-def test_answers_of_another_target_and_a_resume_on_other_answers_are_refused(tmp_path: Path, target: Target) -> None:
+def test_answers_of_another_target_and_a_resume_on_other_answers_are_refused(tmp_path, target):
     write_answers(tmp_path, target.identity, ROWS)
     first = Run(tmp_path / "run", tmp_path / "answers", *LIVE, signal_after=4).stopped()
     write_answers(tmp_path, target.identity, [*ROWS, conversation(99, 5, 9)])

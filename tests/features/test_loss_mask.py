@@ -1,6 +1,5 @@
 """Loss masks: which tokens stay."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,12 @@ TURNS = [0, 1, 1, 1, 0, 2, 2, 2, 2, 2]
         (Everything(), "all", [1] * len(TURNS)),  # prompts too, where the store has their teacher
     ],
 )
-def test_a_mask_keeps_its_turns(mask: AllTurns, stored: str, kept: list[int]) -> None:
+def test_a_mask_keeps_its_turns(mask, stored, kept):
     mask.check(replace(MADE_FROM, teachers=stored))
     assert mask(random_sample(TURNS, stored=stored)).tolist() == kept
 
 
-def test_last_turn_trains_the_last_sample_of_each_conversation_of_each_store() -> None:
+def test_last_turn_trains_the_last_sample_of_each_conversation_of_each_store():
     ids = [("a", "p#0"), ("a", "p#2"), ("a", "q#0"), ("b", "p#0"), ("a", "p#10"), ("a", "p#1")]
     no_turns = [("c", name) for name in ("0", "1", "abc", "issue#fix", "p", "#2")]  # each is a conversation
     entries = [(store, SampleEntry(name, 0, 0, 9, 5, 4, 0.5, "")) for store, name in ids + no_turns]
@@ -60,9 +59,7 @@ SHORT = [0, 0, 0, 1, 1, 1, 0, 2, 2, 2]
         (ONE, SHORT, [7, 9, 8, *[9] * 7], SHORT),  # a prompt that closes what it opens: no reasoning is wanted
     ],
 )
-def test_without_reasoning_leaves_out_the_spans_between_the_markers(
-    markers: list[list[int]], turns: list[int], tokens: list[int], kept: list[int]
-) -> None:
+def test_without_reasoning_leaves_out_the_spans_between_the_markers(markers, turns, tokens, kept):
     mask = WithoutReasoning()
     mask.check(replace(MADE_FROM, reasoning_ids=markers))
     assert mask(replace(random_sample(turns), input_ids=torch.tensor(tokens))).tolist() == kept
@@ -73,9 +70,7 @@ def samples_under(mask: AllTurns, store: Path) -> list[str]:
     return [ref.entry.id for side in (data.train_samples, data.val_samples) for ref in side]
 
 
-def test_training_reads_what_the_mask_selects_and_counts_the_rest(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_training_reads_what_the_mask_selects_and_counts_the_rest(tmp_path, caplog):
     caplog.set_level("INFO")
     ids = ["p0#0", "p0#1", "p1#0", "p2#0", "p3#0", "p3#2"]
     one_anchor = in_float32(random_sample([0, 1, 1]))
@@ -88,7 +83,7 @@ def test_training_reads_what_the_mask_selects_and_counts_the_rest(
 
 
 @pytest.mark.parametrize("marker", [7, 5])
-def test_a_mask_that_changes_nothing_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture, marker: int) -> None:
+def test_a_mask_that_changes_nothing_says_so(tmp_path, caplog, marker):
     first, *others = [replace(sample, input_ids=torch.full_like(sample.input_ids, 9)) for sample in random_samples(6)]
     reasons = replace(first, input_ids=torch.full_like(first.input_ids, 7))
     store = write_store(tmp_path / "features", [reasons, *others], reasoning_ids=[[marker], [8]])
@@ -107,7 +102,7 @@ def test_a_mask_that_changes_nothing_says_so(tmp_path: Path, caplog: pytest.LogC
         (Everything(), {"teachers": "answers"}, r"loss_mask=everything .*features\.teachers=all"),
     ],
 )
-def test_a_store_that_cannot_serve_a_mask_is_refused_with_a_fix(mask: AllTurns, made_from: dict, message: str) -> None:
+def test_a_store_that_cannot_serve_a_mask_is_refused_with_a_fix(mask, made_from, message):
     with pytest.raises(InputError, match=message):
         mask.check(replace(MADE_FROM, **made_from))
 
@@ -119,7 +114,7 @@ class NotSeven(AllTurns):
         return (sample.input_ids != 7).int()
 
 
-def test_a_mask_may_only_mark_tokens_with_a_teacher(tmp_path: Path) -> None:
+def test_a_mask_may_only_mark_tokens_with_a_teacher(tmp_path):
     with pytest.raises(InputError, match=r"loss_mask=NotSeven marks tokens of sample p.*features\.teachers=all"):
         samples_under(NotSeven(), write_store(tmp_path / "answers", random_samples(3)))
     samples = random_samples(3, stored="all")
@@ -134,9 +129,7 @@ def test_a_mask_may_only_mark_tokens_with_a_teacher(tmp_path: Path) -> None:
         (lambda turns: None, "returns NoneType"),
     ],
 )
-def test_a_mask_that_returns_no_turns_of_the_sample_is_one_line(
-    returned: Callable[[torch.Tensor], Any], said: str, tmp_path: Path
-) -> None:
+def test_a_mask_that_returns_no_turns_of_the_sample_is_one_line(returned, said, tmp_path):
     class Wrong(AllTurns):
         def __call__(self, sample: Sample) -> Any:
             return returned(sample.turns)

@@ -98,7 +98,7 @@ def run(target: Target, stored: StoredTarget, served: Served, tmp_path: Path) ->
     return extract
 
 
-def test_the_store_of_an_engine_is_that_of_hugging_face(run: Run, first: ServedExtractor, tmp_path: Path) -> None:
+def test_the_store_of_an_engine_is_that_of_hugging_face(run, first, tmp_path):
     plain, served = run("plain", teachers="all"), run("served", teachers="all", running=first.running)
     assert (plain.samples, plain.tokens, plain.left_out) == (served.samples, served.tokens, served.left_out)
     assert served.made_from.captured_by == "sglang" and served.target_config == plain.target_config
@@ -109,9 +109,7 @@ def test_the_store_of_an_engine_is_that_of_hugging_face(run: Run, first: ServedE
     assert all(torch.equal(*pair) for pair in zip(*(store.target_weights() for store in stores), strict=True))
 
 
-def test_hooks_on_layers_give_the_same_and_what_hooks_pack_in_fp8_is_what_this_process_would(
-    run: Run, memory: Path, tmp_path: Path
-) -> None:
+def test_hooks_on_layers_give_the_same_and_what_hooks_pack_in_fp8_is_what_this_process_would(run, memory, tmp_path):
     before = {*memory.iterdir()}
     run("plain")
     run("served", dtype="fp8", version="0.5.20")
@@ -127,7 +125,7 @@ def test_hooks_on_layers_give_the_same_and_what_hooks_pack_in_fp8_is_what_this_p
     assert {*memory.iterdir()} == before
 
 
-def test_a_version_that_hides_the_states_is_refused_before_a_server_starts(served: Served) -> None:
+def test_a_version_that_hides_the_states_is_refused_before_a_server_starts(served):
     extractor = served(version="0.5.21")
     with pytest.raises(InputError, match=r"SGLang 0\.5\.21: .*; install SGLang 0\.5\.17"), extractor:
         pass
@@ -135,8 +133,8 @@ def test_a_version_that_hides_the_states_is_refused_before_a_server_starts(serve
 
 
 def test_states_that_are_not_the_targets_are_found_by_hugging_faces_forward_or_else_by_the_engines_logits(
-    first: ServedExtractor, stored: StoredTarget, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    first, stored, monkeypatch
+):
     [one, *_] = first.sentinels
     assert one.states is not None and one.last is not None
     further = {layer: (2 if layer in LAYERS else 9) * state for layer, state in one.states.items()}
@@ -154,9 +152,7 @@ def test_states_that_are_not_the_targets_are_found_by_hugging_faces_forward_or_e
         check_against_engine(first.engines.ask, plain_sentinels(stored), stored, LAYERS)
 
 
-def test_a_target_that_hugging_face_cannot_load_is_held_against_the_engine_alone(
-    tiny_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_target_that_hugging_face_cannot_load_is_held_against_the_engine_alone(tiny_path, tmp_path, caplog):
     folder = shutil.copytree(tiny_path, tmp_path / "quantised")
     edit_json(folder / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
     options = {"path": str(folder), "revision": None, "trust_remote_code": False}
@@ -166,7 +162,7 @@ def test_a_target_that_hugging_face_cannot_load_is_held_against_the_engine_alone
     assert "no forward of Hugging Face: target.path" in caplog.text
 
 
-def test_a_server_that_dies_ends_the_run_with_its_reason(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_dies_ends_the_run_with_its_reason(run, monkeypatch):
     monkeypatch.setattr(capture, "ROWS_S", 1.0)  # it may die between an answer and its rows
     with pytest.raises(InputError, match=r"server 0 has ended \(exit status .*is kept: run the same command again"):
         run("served", fault="12", attempts=100)
@@ -177,9 +173,7 @@ def captured_tokens(extractor: ServedExtractor) -> int:
     return len(captured.aux)
 
 
-def test_two_runs_on_one_machine_leave_each_others_memory_alone(
-    served: Served, first: ServedExtractor, memory: Path
-) -> None:
+def test_two_runs_on_one_machine_leave_each_others_memory_alone(served, first, memory):
     with pytest.raises(InputError, match=r"launch\.port=\d+: Address already in use"), served(launch=first.launch):
         pass
     [folder] = memory.iterdir()
@@ -189,9 +183,7 @@ def test_two_runs_on_one_machine_leave_each_others_memory_alone(
     assert [*memory.iterdir()] == [folder] and captured_tokens(first) == 3
 
 
-def test_another_process_of_the_host_asks_the_same_servers_and_gets_its_own_rows(
-    served: Served, first: ServedExtractor, memory: Path
-) -> None:
+def test_another_process_of_the_host_asks_the_same_servers_and_gets_its_own_rows(served, first, memory):
     prompts = [[*range(5, 9 + number)] for number in range(12)]
     with served(running=first.running) as other:
         assert other.logit_transform() == first.logit_transform()
@@ -203,22 +195,15 @@ def test_another_process_of_the_host_asks_the_same_servers_and_gets_its_own_rows
     assert not [*memory.rglob("*.safetensors"), *memory.rglob("*.tmp")]
 
 
-def test_memory_must_hold_the_states_of_all_servers_before_one_starts(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_must_hold_the_states_of_all_servers_before_one_starts(served, tmp_path, monkeypatch):
     extractor = served(servers=3, memory=str(tmp_path))
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=2**30, free=2**30))
-    with (
-        pytest.raises(InputError, match=r"memory=.* 1\.0 GB .*memory_gb is 0\.5 .*\(3\); .*-size=2g"),
-        extractor,
-    ):
+    with pytest.raises(InputError, match=r"memory=.* 1\.0 GB .*memory_gb is 0\.5 .*\(3\); .*-size=2g"), extractor:
         pass
     assert not extractor.folder.exists() and [*tmp_path.iterdir()] == []
 
 
-def test_memory_must_be_there_and_hold_the_states_of_other_workers_on_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_must_be_there_and_hold_the_states_of_other_workers_on_this_machine(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"features\.engine\.memory=.*none: No such file"):
         require_memory(tmp_path / "none", 1)
     most = 2**30  # which the other worker has written; this one has room for its own
@@ -235,7 +220,7 @@ def test_memory_must_be_there_and_hold_the_states_of_other_workers_on_this_machi
 
 
 @pytest.mark.parametrize("marks", [[0], [1], [0, 1, 1, 0, 1], [1, 0, 0, 1]])
-def test_spans_are_where_a_mask_is_set_and_the_hooks_read_them_so(marks: list[int]) -> None:
+def test_spans_are_where_a_mask_is_set_and_the_hooks_read_them_so(marks):
     mask = torch.tensor(marks, dtype=torch.bool)
     spans = answers_of(mask.int())
     rid = f"eagle3:7:{','.join(f'{begin}-{end}' for begin, end in spans)}"
@@ -244,7 +229,7 @@ def test_spans_are_where_a_mask_is_set_and_the_hooks_read_them_so(marks: list[in
     assert eagle3_capture.teachers_in(rid, 1, 4) == [place for place in places if 1 <= place < 4]
 
 
-def test_the_rows_of_each_client_go_to_its_own_folder() -> None:
+def test_the_rows_of_each_client_go_to_its_own_folder():
     written: list[tuple[str, list[int], list[str]]] = []
 
     def put(client: str, tensors: dict[str, torch.Tensor], parts: list[dict[str, Any]]) -> None:
@@ -264,7 +249,7 @@ def test_the_rows_of_each_client_go_to_its_own_folder() -> None:
     assert written == [("a", [0, 1, 7], [rids[0], rids[3]]), ("b", [5, 6], [rids[2]])]
 
 
-def test_the_argmax_is_over_the_vocabulary_without_its_padding() -> None:
+def test_the_argmax_is_over_the_vocabulary_without_its_padding():
     torch.manual_seed(0)
     weight, rows = torch.randn(40, 8), torch.randn(5000, 8)
     weight[32:] *= 100
@@ -280,14 +265,14 @@ def test_the_argmax_is_over_the_vocabulary_without_its_padding() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "finite"), [("float16", False), ("bfloat16", True), ("fp8", True)])
-def test_states_that_the_stored_type_cannot_hold_are_told(dtype: str, finite: bool) -> None:
+def test_states_that_the_stored_type_cannot_hold_are_told(dtype, finite):
     states = {"aux": torch.full((3, 6), 1e6), "last": torch.randn(2, 2)}
     assert bool(eagle3_capture.stored(states, {"dtype": dtype, "slots": 3})["finite"]) is finite
     states["last"][1, 1] = float("nan")
     assert not eagle3_capture.stored(states, {"dtype": dtype, "slots": 3})["finite"]
 
 
-def test_rows_that_were_read_take_no_place_in_the_folder(tmp_path: Path) -> None:
+def test_rows_that_were_read_take_no_place_in_the_folder(tmp_path):
     path = tmp_path / "1.safetensors"
     parts = [{"id": f"eagle3:ours.{number}:", "start": 0, "rows": 500, "teachers": 0} for number in range(2)]
     tensors = {"aux": torch.arange(1000.0)[:, None], "finite": torch.tensor(True)}
@@ -297,7 +282,7 @@ def test_rows_that_were_read_take_no_place_in_the_folder(tmp_path: Path) -> None
     assert rows["aux"].untyped_storage().nbytes() == 2000 and path.name not in Path("/proc/self/maps").read_text()
 
 
-def test_chunks_are_joined_in_the_order_of_their_tokens() -> None:
+def test_chunks_are_joined_in_the_order_of_their_tokens():
     async def joined() -> Captured:
         wanted = Wanted(5, asyncio.get_running_loop().create_future())
         aux, last = torch.arange(10.0).view(5, 2), torch.arange(3.0).view(3, 1)

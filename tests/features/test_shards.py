@@ -38,9 +38,7 @@ def assert_same(one: Sample, other: Sample) -> None:
 
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float32", "fp8"])
-def test_samples_come_back_as_written_without_padding_a_copy_or_a_change_of_the_file(
-    tmp_path: Path, stored: str
-) -> None:
+def test_samples_come_back_as_written_without_padding_a_copy_or_a_change_of_the_file(tmp_path, stored):
     samples = [*random_samples(8), in_float32(random_sample([0, 0, 1], sample_id="no teacher#0"))]
     if stored == "fp8":
         samples = [in_fp8(sample) for sample in samples]
@@ -67,7 +65,7 @@ def test_samples_come_back_as_written_without_padding_a_copy_or_a_change_of_the_
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves the file open
-def test_webdataset_reads_our_shards(tmp_path: Path) -> None:
+def test_webdataset_reads_our_shards(tmp_path):
     samples = random_samples(5)
     _, path = one_shard(tmp_path, samples)
     dataset = webdataset.WebDataset(str(path), shardshuffle=False)
@@ -79,7 +77,7 @@ def test_webdataset_reads_our_shards(tmp_path: Path) -> None:
     gc.collect()  # while its warning is still ignored
 
 
-def test_nothing_appears_under_the_shards_name_before_it_is_whole(tmp_path: Path) -> None:
+def test_nothing_appears_under_the_shards_name_before_it_is_whole(tmp_path):
     writer = ShardWriter(LocalFolder(tmp_path), 0)
     writer.add(random_samples(1)[0])
     assert list(tmp_path.glob("shard-*")) == []
@@ -87,7 +85,7 @@ def test_nothing_appears_under_the_shards_name_before_it_is_whole(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_index_has_the_hash_of_the_whole_tar_also_when_writing_is_slow(tmp_path: Path) -> None:
+def test_the_index_has_the_hash_of_the_whole_tar_also_when_writing_is_slow(tmp_path):
     folder = tmp_path / "new" / "folder"
     writer = ShardWriter(LocalFolder(folder), 0)
     writer.thread.submit(time.sleep, 0.1)
@@ -98,9 +96,7 @@ def test_the_index_has_the_hash_of_the_whole_tar_also_when_writing_is_slow(tmp_p
     assert len(content) % tarfile.RECORDSIZE == 0 and not any(content[-2 * tarfile.BLOCKSIZE :])  # a tar's end
 
 
-def test_what_waits_to_be_written_is_limited_and_a_full_disk_ends_the_shard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_waits_to_be_written_is_limited_and_a_full_disk_ends_the_shard(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "MOST_WAITING", 1000)
     writer = ShardWriter(LocalFolder(tmp_path), 0)
     for sample in random_samples(3):
@@ -119,7 +115,7 @@ def test_what_waits_to_be_written_is_limited_and_a_full_disk_ends_the_shard(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_truncated_shard_and_a_missing_one_are_named_and_refused(tmp_path: Path) -> None:
+def test_a_truncated_shard_and_a_missing_one_are_named_and_refused(tmp_path):
     store, path = one_shard(tmp_path, random_samples(4))
     os.truncate(path, path.stat().st_size - 700)
     with pytest.raises(InputError, match=r"shard-000000-\w+\.tar holds .* refused"):
@@ -130,7 +126,7 @@ def test_a_truncated_shard_and_a_missing_one_are_named_and_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize("change", [{"offset": 10**9}, {"size": 100}, {"size": 0}, {"answer_tokens": 1}])
-def test_an_index_that_does_not_fit_its_shard_is_refused(tmp_path: Path, change: dict) -> None:
+def test_an_index_that_does_not_fit_its_shard_is_refused(tmp_path, change):
     store, _ = one_shard(tmp_path, random_samples(4))
     ref = store.samples[1]
     with pytest.raises(InputError, match=r"(cannot be read at|does not hold what .* says of) sample p1#0"):

@@ -56,7 +56,7 @@ class InMemory:
         return SampleEntry(sample.id, 0, 0, length, answers, anchors, split_fraction(sample.id), "")
 
 
-def test_a_source_in_memory_trains_to_the_weights_of_a_store_of_the_same_samples(tmp_path: Path) -> None:
+def test_a_source_in_memory_trains_to_the_weights_of_a_store_of_the_same_samples(tmp_path):
     store = write_store(tmp_path / "features", random_samples(40))
     from_store = Run(tmp_path / "store", store, "trainer.max_epochs=1").fit()
     source = f"+data.source={{_target_: {__name__}.InMemory, count: 40}}"

@@ -4,7 +4,6 @@ import random
 import re
 import shutil
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from exported_head import edit_json
@@ -13,7 +12,7 @@ from stores import open_store, random_samples, shard_of, write_store
 from eagle3.errors import InputError
 
 
-def test_the_manifest_counts_what_the_shards_hold(store_path: Path) -> None:
+def test_the_manifest_counts_what_the_shards_hold(store_path):
     store = open_store(store_path)
     samples = [store.read(ref) for ref in store.samples]
     assert len(store.manifest.shards) > 1
@@ -24,7 +23,7 @@ def test_the_manifest_counts_what_the_shards_hold(store_path: Path) -> None:
     assert store.manifest.answer_tokens == sum(counted.values())
 
 
-def test_no_flipped_byte_passes_in_any_file(store_path: Path) -> None:
+def test_no_flipped_byte_passes_in_any_file(store_path):
     drawn = random.Random(0)
     files = sorted(store_path.iterdir())
     assert len({path.suffix for path in files}) == 4
@@ -42,7 +41,7 @@ def test_no_flipped_byte_passes_in_any_file(store_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_tar", [False, True])
-def test_a_shard_of_another_store_is_refused(store_path: Path, tmp_path: Path, with_tar: bool) -> None:
+def test_a_shard_of_another_store_is_refused(store_path, tmp_path, with_tar):
     """Made from the same settings, by the same program, sealed and whole: but not the one of this manifest."""
     other = write_store(tmp_path / "other", random_samples(80)[20:])
     ours, theirs = shard_of(store_path, 1), shard_of(other, 1)
@@ -54,13 +53,13 @@ def test_a_shard_of_another_store_is_refused(store_path: Path, tmp_path: Path, w
         open_store(store_path)
 
 
-def test_a_store_of_another_format_is_refused(store_path: Path) -> None:
+def test_a_store_of_another_format_is_refused(store_path):
     edit_json(store_path / "manifest.json", format_version=99)
     with pytest.raises(InputError, match="format_version=99"):
         open_store(store_path)
 
 
-def test_the_fingerprint_changes_with_content_and_with_origin(tmp_path: Path) -> None:
+def test_the_fingerprint_changes_with_content_and_with_origin(tmp_path):
     one = open_store(write_store(tmp_path / "a", random_samples(5))).fingerprint
     same = open_store(write_store(tmp_path / "b", random_samples(5))).fingerprint
     content = open_store(write_store(tmp_path / "c", random_samples(6))).fingerprint

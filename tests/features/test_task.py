@@ -25,9 +25,7 @@ def shard_of(folder: Path, samples: list[Sample], *, made_from: str = "the same"
     return shard
 
 
-def test_of_two_writers_of_a_piece_the_first_stays_and_both_tell_of_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_of_two_writers_of_a_piece_the_first_stays_and_both_tell_of_it(tmp_path, caplog):
     samples = random_samples(5)
     first, second = shard_of(tmp_path, samples), shard_of(tmp_path, samples)
     told = first.finish()
@@ -39,7 +37,7 @@ def test_of_two_writers_of_a_piece_the_first_stays_and_both_tell_of_it(
 
 
 @pytest.mark.parametrize("change", ["settings", "samples"])
-def test_a_shard_of_another_piece_or_run_ends_the_writer(tmp_path: Path, change: str) -> None:
+def test_a_shard_of_another_piece_or_run_ends_the_writer(tmp_path, change):
     samples = random_samples(5)
     shard_of(tmp_path, samples).finish()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -50,7 +48,7 @@ def test_a_shard_of_another_piece_or_run_ends_the_writer(tmp_path: Path, change:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_pieces_end_where_a_shard_is_full_and_take_the_free_numbers() -> None:
+def test_pieces_end_where_a_shard_is_full_and_take_the_free_numbers():
     samples = [in_float32(random_sample([0, 0, 1, 1, 1], seed=n, sample_id=f"p{n}#0")) for n in range(10)]
     conversations = [Conversation(each.id, each.input_ids, each.turns) for each in samples]
     one = SIZER(conversations[0])

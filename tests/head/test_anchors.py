@@ -39,13 +39,13 @@ def by_definition(turns: list[int], ttt_steps: int) -> dict[int, int]:
     return steps_of
 
 
-def test_anchors_and_their_steps_are_those_of_the_definition() -> None:
+def test_anchors_and_their_steps_are_those_of_the_definition():
     for turns, ttt_steps in product(PATTERNS, (1, 2, 7)):
         anchors, steps = anchors_and_steps(torch.tensor(turns), ttt_steps)
         assert dict(zip(anchors.tolist(), steps.tolist(), strict=True)) == by_definition(turns, ttt_steps), turns
 
 
-def test_each_run_of_anchors_is_that_of_one_turn() -> None:
+def test_each_run_of_anchors_is_that_of_one_turn():
     for turns in PATTERNS:
         anchors, _ = anchors_and_steps(torch.tensor(turns), 7)
         bounds, ends = runs(anchors)
@@ -57,7 +57,7 @@ def test_each_run_of_anchors_is_that_of_one_turn() -> None:
         assert list(ends) == [run[-1] + 1 for run in found]
 
 
-def test_answers_that_touch_in_a_pack_stay_apart() -> None:
+def test_answers_that_touch_in_a_pack_stay_apart():
     """A sample's last turn has the next one's number, the one after it, or another of its own."""
     patterns = [[0, 1, 1, 0, 2, 2, 2], [1, 1, 1, 0, 3, 3], [1, 1, 0, 2, 2], [2, 2, 2, 2], [0, 1, 1]]
     samples = [random_sample(turns, seed=number) for number, turns in enumerate(patterns)]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eagle3.head.attention import KeysValues, MakeAttention, PaddedAttention
 from eagle3.head.batch import TttBatch
-from eagle3.head.fast.flash_kernels import TorchFlash, VarlenKernel
+from eagle3.head.fast.flash_kernels import TorchFlash
 
 STEPS, QUERY_HEADS, GROUPS, CHANNELS = 4, 4, 2, 6
 
@@ -80,7 +80,7 @@ PACKS: dict[str, list[list[int]] | None] = {
 
 
 @all_pairs(fast=[*FAST], step=[0, 1, 3], packed=[*PACKS])
-def test_attention_equals_that_of_one_anchor_at_a_time(fast: str, step: int, packed: str) -> None:
+def test_attention_equals_that_of_one_anchor_at_a_time(fast, step, packed):
     samples = ragged_samples() if PACKS[packed] is None else [random_sample(turns) for turns in PACKS[packed] or []]
     batch = ttt_batch(samples, ttt_steps=STEPS)
     expected = outputs_and_gradients(OneByOne, batch, step)
@@ -89,20 +89,20 @@ def test_attention_equals_that_of_one_anchor_at_a_time(fast: str, step: int, pac
         torch.testing.assert_close(one, other, **CLOSE)
 
 
-def test_a_long_sample_does_not_make_short_ones_long() -> None:
+def test_a_long_sample_does_not_make_short_ones_long():
     batch = ttt_batch([random_sample([0, 1, 1] * size) for size in (1, 20, 1, 2)], ttt_steps=STEPS)
     context = (torch.randn(len(batch.pack.input_ids), 1, 2),) * 2
     assert [tuple(group.key.shape[:2]) for group in PaddedAttention(context, batch).groups] == [(2, 3), (1, 60), (1, 6)]
 
 
-def test_a_gradient_that_is_one_number_for_all_reaches_the_kernels_as_memory() -> None:
+def test_a_gradient_that_is_one_number_for_all_reaches_the_kernels_as_memory():
     batch = ttt_batch(ragged_samples(), ttt_steps=STEPS)
     key, query = torch.randn(len(batch.pack.input_ids), 1, 2), torch.randn(len(batch.anchors), 1, 2, requires_grad=True)
     flash(PlainKernel())((key, key), batch)(query, [(query, query)]).sum().backward()
     assert query.grad.isfinite().all()
 
 
-def test_flash_attention_computes_each_pair_once_in_as_many_calls_as_turns_can_be_halved() -> None:
+def test_flash_attention_computes_each_pair_once_in_as_many_calls_as_turns_can_be_halved():
     turns = [0, 0] + [turn for turn in range(1, 12) for _ in range(4)]
     batch = ttt_batch([random_sample(turns), random_sample([0, 1, 1, 1])], ttt_steps=STEPS)
     kernel = PlainKernel()
@@ -114,7 +114,7 @@ def test_flash_attention_computes_each_pair_once_in_as_many_calls_as_turns_can_b
 
 
 @pytest.mark.parametrize("step", [0, 2])
-def test_the_kernels_of_the_installed_pytorch_take_our_arguments(step: int) -> None:
+def test_the_kernels_of_the_installed_pytorch_take_our_arguments(step):
     """On tensors without data: PyTorch checks arguments and infers shapes, without a GPU."""
     meta = torch.device("meta")
     batch = ttt_batch(ragged_samples(), ttt_steps=STEPS).to(meta)
@@ -131,8 +131,8 @@ def test_the_kernels_of_the_installed_pytorch_take_our_arguments(step: int) -> N
     packed=["ragged", "many turns", "one anchor a turn", "no anchors", "long"],
 )
 def test_under_autocast_flash_attention_is_about_as_exact_in_bfloat16_as_the_padded_one(
-    kernel: VarlenKernel, device: str, heads: tuple[int, int, int], step: int, packed: str
-) -> None:
+    kernel, device, heads, step, packed
+):
     turns = {
         "many turns": MANY_TURNS,
         "one anchor a turn": [[0, 0, 1, 1, 0, 2, 2], [0, 1, 1]] * 8,

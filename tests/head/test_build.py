@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> FeatureStore:
     return open_store(write_store(tmp_path / "features", samples))
 
 
-def test_what_is_not_set_is_the_targets(store: FeatureStore) -> None:
+def test_what_is_not_set_is_the_targets(store):
     head = build_head(source=store, **SETTINGS | {"intermediate_size": 40})
     config = head.config
     assert (config.hidden_size, config.vocab_size, config.draft_vocab_size) == (HIDDEN, VOCAB, DRAFT_VOCAB)
@@ -46,7 +46,7 @@ def test_what_is_not_set_is_the_targets(store: FeatureStore) -> None:
     assert by_default.fc_norm and by_default.norm_output and by_default.intermediate_size == 24
 
 
-def test_lm_head_starts_as_the_targets_rows_of_the_draft_vocabulary_if_asked_to(store: FeatureStore) -> None:
+def test_lm_head_starts_as_the_targets_rows_of_the_draft_vocabulary_if_asked_to(store):
     _, lm_head = store.target_weights()
     head = build_head(source=store, **SETTINGS)
     assert torch.equal(head.lm_head.weight, lm_head[head.draft_ids])
@@ -54,14 +54,14 @@ def test_lm_head_starts_as_the_targets_rows_of_the_draft_vocabulary_if_asked_to(
     assert not torch.equal(other.lm_head.weight, lm_head[other.draft_ids])
 
 
-def test_a_fixed_lm_head_is_the_targets_rows_without_a_gradient(store: FeatureStore) -> None:
+def test_a_fixed_lm_head_is_the_targets_rows_without_a_gradient(store):
     head = build_head(source=store, **SETTINGS | {"train_lm_head": False})
     assert [name for name, each in head.named_parameters() if not each.requires_grad] == ["lm_head.weight"]
     with pytest.raises(InputError, match=r"model\.train_lm_head=false .*\.lm_head_from_target=false .* to true"):
         build_head(source=store, **SETTINGS | {"lm_head_from_target": False, "train_lm_head": False})
 
 
-def test_weights_start_with_a_standard_deviation_of_one_over_the_root_of_their_inputs(store: FeatureStore) -> None:
+def test_weights_start_with_a_standard_deviation_of_one_over_the_root_of_their_inputs(store):
     torch.manual_seed(0)
     config = replace(build_head(source=store, **SETTINGS).config, hidden_size=256, intermediate_size=64)
     head = DraftHead(config, torch.arange(DRAFT_VOCAB))
@@ -85,7 +85,7 @@ def start() -> StartHead:
     return StartHead("HEAD", head, [2, 4, 5], {"model.safetensors": "s"})
 
 
-def test_what_is_not_set_is_the_heads_and_every_weight_is_taken_over(store: FeatureStore, start: StartHead) -> None:
+def test_what_is_not_set_is_the_heads_and_every_weight_is_taken_over(store, start):
     head = build_head(source=store, start=start, **FREE)
     assert head.config == start.head.config
     torch.testing.assert_close(head.state_dict(), start.head.state_dict(), rtol=0, atol=0)
@@ -93,9 +93,7 @@ def test_what_is_not_set_is_the_heads_and_every_weight_is_taken_over(store: Feat
 
 
 @pytest.mark.parametrize("lm_head_from_target", [True, False])
-def test_new_tokens_join_those_of_the_head_and_start_as_configured(
-    lm_head_from_target: bool, store: FeatureStore, start: StartHead, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_new_tokens_join_those_of_the_head_and_start_as_configured(lm_head_from_target, store, start, caplog):
     caplog.set_level(logging.INFO)
     settings = FREE | {"default_draft_vocab_size": 34, "lm_head_from_target": lm_head_from_target}
     head = build_head(source=store, start=start, **settings)
@@ -109,9 +107,7 @@ def test_new_tokens_join_those_of_the_head_and_start_as_configured(
     assert torch.equal(head.draft_ids, extended(start.head.draft_ids, store.answer_counts, 34))
 
 
-def test_a_draft_vocabulary_of_a_set_size_is_that_of_the_answers_and_rows_are_taken_over_by_token(
-    store: FeatureStore, start: StartHead
-) -> None:
+def test_a_draft_vocabulary_of_a_set_size_is_that_of_the_answers_and_rows_are_taken_over_by_token(store, start):
     order = torch.randperm(DRAFT_VOCAB, generator=torch.Generator().manual_seed(0))
     shuffled = DraftHead(start.head.config, start.head.draft_ids[order])
     head = build_head(source=store, start=replace(start, head=shuffled), **FREE | {"draft_vocab_size": 20})
@@ -131,19 +127,17 @@ def test_a_draft_vocabulary_of_a_set_size_is_that_of_the_answers_and_rows_are_ta
         ({"kind": "two_layer"}, r"model\.kind=two_layer: init_from=HEAD is of kind eagle3; set model\.kind to that"),
     ],
 )
-def test_a_setting_that_contradicts_the_head_is_refused(
-    settings: dict, message: str, store: FeatureStore, start: StartHead
-) -> None:
+def test_a_setting_that_contradicts_the_head_is_refused(settings, message, store, start):
     with pytest.raises(InputError, match=message):
         build_head(source=store, start=start, **FREE | settings)
 
 
-def test_settings_that_say_what_the_head_has_are_none_against_it(store: FeatureStore, start: StartHead) -> None:
+def test_settings_that_say_what_the_head_has_are_none_against_it(store, start):
     same = {"intermediate_size": 40, "norm_before_fc": True, "rope_parameters": {"rope_theta": 100.0}}
     assert build_head(source=store, start=start, **FREE | same).config == start.head.config
 
 
-def test_a_head_of_another_target_or_other_layers_is_refused(store: FeatureStore, start: StartHead) -> None:
+def test_a_head_of_another_target_or_other_layers_is_refused(store, start):
     head = DraftHead(replace(start.head.config, hidden_size=32), start.head.draft_ids)
     with pytest.raises(InputError, match=r"init_from=HEAD has hidden_size=32, the target of data\.path=.* has 16"):
         build_head(source=store, start=replace(start, head=head), **FREE)
@@ -159,6 +153,6 @@ def test_a_head_of_another_target_or_other_layers_is_refused(store: FeatureStore
         ({"hidden_size": 32}, r"model\.hidden_size=32 is not a key of model\.kind=eagle3"),
     ],
 )
-def test_a_key_that_no_head_has_is_one_line(store: FeatureStore, settings: dict, message: str) -> None:
+def test_a_key_that_no_head_has_is_one_line(store, settings, message):
     with pytest.raises(InputError, match=message):
         build_head(source=store, **SETTINGS | settings)

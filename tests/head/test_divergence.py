@@ -45,9 +45,7 @@ def gradient(divergence: Divergence, logits: Tensor, target_logits: Tensor) -> T
 
 
 @pytest.mark.parametrize("divergence, definition", list(zip(DIVERGENCES, DEFINITIONS, strict=True)))
-def test_value_and_gradient_are_those_of_the_definition(
-    divergence: Divergence, definition: Callable[[Categorical, Categorical], Tensor]
-) -> None:
+def test_value_and_gradient_are_those_of_the_definition(divergence, definition):
     logits, target_logits = logits_of(20, 33).requires_grad_(), logits_of(20, 33, seed=1)
     expected = definition(Categorical(logits=logits), Categorical(logits=target_logits))
     [expected_gradient] = torch.autograd.grad(expected.sum(), logits)
@@ -60,7 +58,7 @@ def test_value_and_gradient_are_those_of_the_definition(
 
 @each_divergence
 @pytest.mark.parametrize("dtype", [torch.float32, torch.double], ids=str)
-def test_a_draft_that_equals_its_target_is_left_where_it_is(divergence: Divergence, dtype: torch.dtype) -> None:
+def test_a_draft_that_equals_its_target_is_left_where_it_is(divergence, dtype):
     logits = logits_of(20, 33, dtype=dtype)
     # Equal to the last bit, as total variation has a kink there.
     found = divergence.gradient(logits.log_softmax(-1), torch.zeros(20, dtype=dtype), divergence.of_target(logits))
@@ -72,8 +70,8 @@ def test_a_draft_that_equals_its_target_is_left_where_it_is(divergence: Divergen
 @each_divergence
 @pytest.mark.parametrize("dtype", [torch.float32, torch.double], ids=str)
 def test_a_one_hot_target_has_a_finite_value_and_gradient_even_for_a_draft_that_is_sure_of_another_token(
-    divergence: Divergence, dtype: torch.dtype
-) -> None:
+    divergence, dtype
+):
     target_logits, sure = torch.zeros(2, 7, dtype=dtype), torch.zeros(2, 7, dtype=dtype)
     target_logits[:, 3], sure[0, 5], sure[1, 3] = 2000, 1000, 1000
     assert value(divergence, sure, target_logits).isfinite().all()
@@ -86,7 +84,7 @@ def test_a_one_hot_target_has_a_finite_value_and_gradient_even_for_a_draft_that_
 
 
 @each_divergence
-def test_the_kernel_weighs_each_row_and_gives_none_to_a_row_without_loss(divergence: Divergence) -> None:
+def test_the_kernel_weighs_each_row_and_gives_none_to_a_row_without_loss(divergence):
     logits, target_logits, weight = logits_of(6, 11), logits_of(2, 11, seed=1), torch.tensor([1.0, 0, 2, 0.5, 3, 0])
     of_row, written = torch.tensor([0, 0, 1, 1, 1, 0]), logits.clone()
     losses, best = plain_loss_and_gradient(divergence, written, target_logits, of_row, weight.double())
@@ -145,7 +143,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_function_that_is_no_divergence_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_is_no_divergence_is_one_line(name, monkeypatch):
     function, rule = WRONG[name]
     monkeypatch.setattr(divergences, name, function, raising=False)
     divergence = PlainDivergence(function=f"divergences.{name}")
@@ -157,15 +155,13 @@ def test_a_function_that_is_no_divergence_is_one_line(name: str, monkeypatch: py
 
 
 @pytest.mark.parametrize("name", ["nowhere.function", "divergences.nothing", "divergences.BY_NAME"])
-def test_a_function_that_cannot_be_called_is_one_line(name: str) -> None:
+def test_a_function_that_cannot_be_called_is_one_line(name):
     with pytest.raises(InputError, match=rf"^loss\.divergence\.function={name} "):
         PlainDivergence(function=name)
 
 
 @pytest.mark.parametrize("divergence", [Jeffreys(), Slopes(), Overflows(), OF_FUNCTION])
-def test_an_own_divergence_with_the_right_gradient_or_none_passes_and_is_differentiated_in_validation_too(
-    divergence: Divergence,
-) -> None:
+def test_an_own_divergence_with_the_right_gradient_or_none_passes_and_is_differentiated_in_validation_too(divergence):
     require_consistent(divergence, 200, torch.device("cpu"), uses_gradient=True)
     logits, target_logits = logits_of(4, 33), logits_of(4, 33, seed=1)
     with torch.inference_mode():
@@ -182,7 +178,7 @@ def test_an_own_divergence_with_the_right_gradient_or_none_passes_and_is_differe
         (OnlyValue(), "loss.divergence=OnlyValue has no method gradient"),
     ],
 )
-def test_an_own_divergence_with_another_gradient_than_its_value_is_refused(divergence: Any, message: str) -> None:
+def test_an_own_divergence_with_another_gradient_than_its_value_is_refused(divergence, message):
     random = torch.get_rng_state()
     with pytest.raises(InputError, match=message):
         require_consistent(divergence, 200, torch.device("cpu"), uses_gradient=True)

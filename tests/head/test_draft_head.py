@@ -65,7 +65,7 @@ def written_out(w: dict[str, Tensor], embeds: Tensor, aux: Tensor, *, options: d
 @pytest.mark.parametrize(
     "options", [{}, {"fc_norm": True}, {"norm_before_fc": True}, {"num_kv_heads": 4}, {"num_kv_heads": 1}], ids=str
 )
-def test_the_head_computes_what_its_weights_say(options: dict) -> None:
+def test_the_head_computes_what_its_weights_say(options):
     head = make_head(**options)
     sample = random_sample([1] * 9)
     batch = ttt_batch([sample], ttt_steps=1)
@@ -78,7 +78,7 @@ def test_the_head_computes_what_its_weights_say(options: dict) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_norms_of_half_precision_are_computed_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
+def test_norms_of_half_precision_are_computed_in_float32_and_rounded_once(dtype):
     generator = torch.Generator().manual_seed(0)
     layer, x = RMSNorm(64, EPS), torch.randn(9, 64, generator=generator).to(dtype)
     layer.weight.data = torch.randn(64, generator=generator)
@@ -87,14 +87,14 @@ def test_norms_of_half_precision_are_computed_in_float32_and_rounded_once(dtype:
     assert ((layer(x).double() - expected).abs() <= torch.finfo(dtype).eps / 2 * expected.abs() * 1.01).all()
 
 
-def test_norm_output_feeds_the_normed_state_back() -> None:
+def test_norm_output_feeds_the_normed_state_back():
     hidden = torch.randn(3, 16, dtype=torch.double)
     assert torch.equal(make_head().feedback(hidden), hidden)
     head = make_head(norm_output=True)
     torch.testing.assert_close(head.feedback(hidden), norm(hidden, head.norm.weight))
 
 
-def test_the_state_dict_has_the_names_of_a_served_checkpoint() -> None:
+def test_the_state_dict_has_the_names_of_a_served_checkpoint():
     attention = [f"midlayer.self_attn.{name}_proj.weight" for name in "qkvo"]
     mlp = [f"midlayer.mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
     norms = [f"midlayer.{name}.weight" for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")]
@@ -113,7 +113,7 @@ def test_the_state_dict_has_the_names_of_a_served_checkpoint() -> None:
         ({"fc_norm": True, "norm_before_fc": True}, r"model\.norm_before_fc=true and model\.fc_norm=true .* set one"),
     ],
 )
-def test_sizes_that_do_not_fit_name_the_key(change: dict, message: str) -> None:
+def test_sizes_that_do_not_fit_name_the_key(change, message):
     settings = asdict(make_head().config) | change
     with pytest.raises(InputError, match=message):
         HeadConfig(**settings)

@@ -59,7 +59,7 @@ def gpu_of(monkeypatch: pytest.MonkeyPatch) -> GpuOf:
     return pretend
 
 
-def test_auto_takes_the_fastest_that_can_run_and_one_table_says_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_takes_the_fastest_that_can_run_and_one_table_says_why(caplog):
     with caplog.at_level("INFO"):
         plan = choose()
     elementwise, here = plan.loss.elementwise, "this run is on the CPU"
@@ -82,7 +82,7 @@ def test_auto_takes_the_fastest_that_can_run_and_one_table_says_why(caplog: pyte
     assert len(caplog.messages) == 1
 
 
-def test_what_is_named_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_named_is_taken(caplog):
     plain = {"attention": "padded", "layer": "plain", "loss": "plain"}
     with caplog.at_level("INFO"):
         assert choose(precision="32-true", **plain) == KernelPlan(PaddedAttention, PlainLayer, plain_loss)
@@ -97,9 +97,7 @@ def test_what_is_named_is_taken(caplog: pytest.LogCaptureFixture) -> None:
     assert plan.layer.keywords["elementwise"] is plan.loss.elementwise
 
 
-def test_on_a_gpu_without_triton_auto_takes_pytorchs_flash_kernel_and_the_plain_layer(
-    gpu_of: GpuOf, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_on_a_gpu_without_triton_auto_takes_pytorchs_flash_kernel_and_the_plain_layer(gpu_of, caplog):
     gpu_of(9, 0)
     with caplog.at_level("INFO"):
         plan = choose(GPU, head={"head_dim": 64})
@@ -111,9 +109,7 @@ def test_on_a_gpu_without_triton_auto_takes_pytorchs_flash_kernel_and_the_plain_
 
 
 @needs_triton
-def test_a_loss_that_tritons_kernel_does_not_compute_runs_in_pytorch_and_the_table_says_why(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_tritons_kernel_does_not_compute_runs_in_pytorch_and_the_table_says_why(caplog, monkeypatch):
     monkeypatch.setattr("eagle3.head.kernels.flash_obstacle", lambda *_: "is not asked for")
     with caplog.at_level("INFO"):
         plan = choose(GPU, divergence=NegativeLogAcceptance())
@@ -134,9 +130,7 @@ def test_a_loss_that_tritons_kernel_does_not_compute_runs_in_pytorch_and_the_tab
         ({"graphs_obstacle": "Loss is your own"}, "Loss is your own"),
     ],
 )
-def test_steps_are_recorded_where_nothing_reads_a_batch_on_the_host(
-    changes: dict[str, Any], obstacle: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_steps_are_recorded_where_nothing_reads_a_batch_on_the_host(changes, obstacle, monkeypatch, caplog):
     monkeypatch.setattr("eagle3.head.kernels.flash_obstacle", lambda *_: None)
     given = {"device": GPU, "precision": "bf16-mixed", "config": make_head().config}
     given["graphs_obstacle"] = changes.get("graphs_obstacle")
@@ -151,7 +145,7 @@ def test_steps_are_recorded_where_nothing_reads_a_batch_on_the_host(
 
 
 @needs_triton
-def test_large_heads_are_launched_one_by_one_unless_graphs_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_heads_are_launched_one_by_one_unless_graphs_are_named(monkeypatch):
     monkeypatch.setattr("eagle3.head.kernels.flash_obstacle", lambda *_: None)
     monkeypatch.setattr("eagle3.head.kernels.HOST_BOUND", 8)
     assert not choose(GPU).cuda_graphs and choose(GPU, cuda_graphs=True).cuda_graphs
@@ -164,7 +158,7 @@ def test_large_heads_are_launched_one_by_one_unless_graphs_are_named(monkeypatch
         ({"fp8": True, "loss": "plain"}, r"here kernels\.layer=auto and kernels\.loss=plain; kernels\.fp8=false"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_before_anything_runs(settings: dict, message: str) -> None:
+def test_settings_that_make_no_sense_are_refused_before_anything_runs(settings, message):
     with pytest.raises(InputError, match=message):
         kernel_settings(**settings)
 
@@ -180,21 +174,14 @@ def test_settings_that_make_no_sense_are_refused_before_anything_runs(settings: 
         ("torch_flash", (9, 0), {"head_dim": 264}, r"at most 256, here model\.head_dim=264"),
     ],
 )
-def test_a_flash_kernel_says_why_it_cannot_run(
-    name: str,
-    capability: tuple[int, int],
-    changes: dict,
-    obstacle: str | None,
-    gpu_of: GpuOf,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_flash_kernel_says_why_it_cannot_run(name, capability, changes, obstacle, gpu_of, monkeypatch):
     gpu_of(*capability)
     monkeypatch.setattr("eagle3.head.fast.flash_kernels.find_spec", lambda _: object())
     found = flash_obstacle(name, **{"device": GPU, "precision": "bf16-mixed", "head_dim": 64} | changes)
     assert found is None if obstacle is None else re.search(obstacle, found)
 
 
-def test_float8_takes_the_parts_that_multiply_in_it_also_on_the_cpu() -> None:
+def test_float8_takes_the_parts_that_multiply_in_it_also_on_the_cpu():
     plan = choose(fp8=True)
     assert plan.layer.func is FusedLayer
     assert plan.layer.keywords["make_products"] is plan.loss.make_products
@@ -212,9 +199,7 @@ def test_float8_takes_the_parts_that_multiply_in_it_also_on_the_cpu() -> None:
         ((8, 9), "bf16-mixed", {"intermediate_size": 32, "draft_vocab_size": 32}, None),
     ],
 )
-def test_float8_is_refused_where_it_cannot_run(
-    capability: tuple[int, int], precision: str, head: dict[str, int], obstacle: str | None, gpu_of: GpuOf
-) -> None:
+def test_float8_is_refused_where_it_cannot_run(capability, precision, head, obstacle, gpu_of):
     gpu_of(*capability)
     if obstacle is None:
         assert choose(GPU, precision, head, fp8=True).layer.func is FusedLayer

@@ -1,7 +1,5 @@
 """The loss and the metrics against direct formulas in float64."""
 
-from typing import Any
-
 import pytest
 import torch
 from heads import EMBEDDING, TEACHER_HEAD, make_head, ragged_samples, ttt_batch
@@ -10,7 +8,7 @@ from stores import with_last_in_float32
 
 from eagle3.errors import InputError
 from eagle3.head.anchors import anchors_and_steps
-from eagle3.head.loss import ComputeLoss, UnrollLoss, accept_length, plain_loss
+from eagle3.head.loss import UnrollLoss, accept_length, plain_loss
 from eagle3.head.unroll import unroll
 from eagle3.target.facts import LogitTransform
 
@@ -23,7 +21,7 @@ TRANSFORMS = [LogitTransform(), LogitTransform(scale=0.25), LogitTransform(scale
 @pytest.mark.parametrize(
     ("normalize", "transform"), [("sequence", TRANSFORMS[0]), *(("token", transform) for transform in TRANSFORMS)]
 )
-def test_the_loss_is_the_decayed_cross_entropy_over_anchors(normalize: str, transform: LogitTransform) -> None:
+def test_the_loss_is_the_decayed_cross_entropy_over_anchors(normalize, transform):
     head = make_head().requires_grad_(False)
     samples = ragged_samples()
     batch = ttt_batch(samples, ttt_steps=STEPS)
@@ -67,7 +65,7 @@ def test_the_loss_is_the_decayed_cross_entropy_over_anchors(normalize: str, tran
 
 
 @pytest.mark.parametrize("normalize", ["token", "sequence"])
-def test_a_pack_weighs_its_share_of_the_optimizer_step(normalize: str) -> None:
+def test_a_pack_weighs_its_share_of_the_optimizer_step(normalize):
     head, objective = make_head().requires_grad_(False), UnrollLoss(decay=DECAY, normalize=normalize)
     alone = ttt_batch(ragged_samples(), ttt_steps=STEPS)
     step = {"anchors_in_step": 4.0 * len(alone.anchors), "samples_in_step": 4.0 * len(ragged_samples())}
@@ -83,9 +81,7 @@ def test_a_pack_weighs_its_share_of_the_optimizer_step(normalize: str) -> None:
 @pytest.mark.parametrize(
     ("part", "shape", "said"), [("weights", (45, 3), r"\[45, 3\]"), ("anchor_weights", 2, r"\[3, 2\]")]
 )
-def test_weights_of_another_shape_are_one_line(
-    part: str, shape: Any, said: str, compute: ComputeLoss, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_of_another_shape_are_one_line(part, shape, said, compute, monkeypatch):
     head, batch = make_head().requires_grad_(False), ttt_batch(ragged_samples(), ttt_steps=STEPS)
     monkeypatch.setattr(UnrollLoss, part, lambda *_: torch.ones(shape))
     objective, outputs = UnrollLoss(decay=DECAY, normalize="token"), unroll(head, EMBEDDING, batch, STEPS)
@@ -96,7 +92,7 @@ def test_weights_of_another_shape_are_one_line(
 @pytest.mark.parametrize(
     ("part", "said"), [("weights", "its weights have the shape NoneType"), ("anchor_weights", "returns NoneType")]
 )
-def test_weights_that_are_no_tensor_are_one_line(part: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_no_tensor_are_one_line(part, said, monkeypatch):
     monkeypatch.setattr(UnrollLoss, part, lambda *_: None)
     with pytest.raises(InputError, match=rf"^loss=UnrollLoss: .*{said}"):
         UnrollLoss(decay=DECAY, normalize="token").weights_of(
@@ -104,7 +100,7 @@ def test_weights_that_are_no_tensor_are_one_line(part: str, said: str, monkeypat
         )
 
 
-def test_under_autocast_close_teacher_tokens_are_not_blurred() -> None:
+def test_under_autocast_close_teacher_tokens_are_not_blurred():
     head, batch = make_head().requires_grad_(False), ttt_batch(ragged_samples(), ttt_steps=STEPS)
     sharp = 100 * TEACHER_HEAD.float()  # in bfloat16 its logits would be off by ones
     batch = with_last_in_float32(batch)
@@ -115,6 +111,6 @@ def test_under_autocast_close_teacher_tokens_are_not_blurred() -> None:
     assert float(loss) == pytest.approx(float(expected), rel=2e-3)
 
 
-def test_accept_length_counts_leading_right_steps() -> None:
+def test_accept_length_counts_leading_right_steps():
     # Of four chains one is right twice, two once, one never: 1 + (2 + 1 + 1 + 0) / 4.
     assert float(accept_length(torch.tensor([3.0, 1.0]), torch.tensor(4.0))) == 2.0

@@ -31,7 +31,7 @@ def said(folder: Path) -> str:
     return output
 
 
-def test_a_block_drafter_trains_is_exported_checked_and_decodes_without_loss(folder: Path, said: str) -> None:
+def test_a_block_drafter_trains_is_exported_checked_and_decodes_without_loss(folder, said):
     config = json.loads((folder / HEAD / "config.json").read_text())
     record = json.loads((folder / HEAD / "training.json").read_text())
     assert config["head_kind"] == record["kind"] == "blocks.Blocks"
@@ -47,7 +47,7 @@ def test_a_block_drafter_trains_is_exported_checked_and_decodes_without_loss(fol
 
 
 @pytest.mark.usefixtures("said")
-def test_what_the_kind_cannot_do_is_one_line(folder: Path) -> None:
+def test_what_the_kind_cannot_do_is_one_line(folder):
     serve = ["target.path=TARGET", f"head={HEAD}", "prompts.path=FILE.jsonl"]
     train = ["model=blocks", "data.path=outputs/five/features", "ttt_steps=7"]
     no_server, at_most = f"head={HEAD}: no server can serve heads of kind", ", of kind blocks.Blocks, drafts at most 4"
@@ -69,7 +69,7 @@ def test_what_the_kind_cannot_do_is_one_line(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("said")
-def test_a_training_starts_from_the_exported_head_with_keys_of_the_command_line_alone(folder: Path) -> None:
+def test_a_training_starts_from_the_exported_head_with_keys_of_the_command_line_alone(folder):
     path = {"PYTHONPATH": f"{ROOT}:{folder}/team"}
     given = ["data.path=outputs/five/features", "data.val_fraction=0.2", "trainer.precision=32-true", "ttt_steps=3"]
     model = ["model.kind=blocks.Blocks", "+model.block_size=4", f"init_from={HEAD}"]

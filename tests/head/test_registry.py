@@ -1,7 +1,6 @@
 """Other kinds of heads: a second kind, which exists only in tests, trains, is exported and decodes."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +46,7 @@ def head_for_target() -> TwoLayerHead:
     return head
 
 
-def test_a_second_kind_trains_and_is_exported(tmp_path: Path) -> None:
+def test_a_second_kind_trains_and_is_exported(tmp_path):
     store = write_store(tmp_path / "features", random_samples(40), capture_layers=[2, 4, 5])
     settings = ["model.kind=two_layer_head.TwoLayers", "trainer.max_epochs=1", "optim.lr=1e-2", "ttt_steps=2"]
     run = Run(tmp_path / "run", store, *settings)
@@ -71,7 +70,7 @@ def test_a_second_kind_trains_and_is_exported(tmp_path: Path) -> None:
         assert torch.equal(loaded.get_parameter(name).float(), weight), name
 
 
-def test_a_second_kind_decodes_without_loss_and_its_trees_are_replayed_as_they_are_decoded() -> None:
+def test_a_second_kind_decodes_without_loss_and_its_trees_are_replayed_as_they_are_decoded():
     target, head = small_target(), head_for_target()
     speculator = Speculator(target, head, CAPTURED)
     [answered] = answer_all(
@@ -99,7 +98,7 @@ class OtherResidual(Eagle3):
         return OtherResidualHead(config, draft_ids)
 
 
-def test_stepped_trees_are_those_of_eagle3_also_with_a_layer_of_ones_own() -> None:
+def test_stepped_trees_are_those_of_eagle3_also_with_a_layer_of_ones_own():
     target, capture = small_target(), Capture(small_target(), LAYERS)
     text = PROMPT + plain_greedy(target, PROMPT, 12)
     roots, found = range(len(PROMPT), len(text) - 3), []
@@ -120,9 +119,7 @@ def test_stepped_trees_are_those_of_eagle3_also_with_a_layer_of_ones_own() -> No
     assert rounds.verifications == speculator.decode(PROMPT, **shape, max_new_tokens=9).verifications
 
 
-def test_a_layer_of_ones_own_trains_without_the_kernels_that_compute_eagle3s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_of_ones_own_trains_without_the_kernels_that_compute_eagle3s(tmp_path, monkeypatch):
     store = write_store(tmp_path / "features", random_samples(20))
     monkeypatch.setattr("eagle3.head.kernels.triton_obstacle", lambda device: None)  # as on a GPU
     for kind, is_plain in (("eagle3", False), (f"{__name__}.OtherResidual", True)):
@@ -135,14 +132,12 @@ def test_a_layer_of_ones_own_trains_without_the_kernels_that_compute_eagle3s(
 
 
 @pytest.mark.parametrize("name", ["two_layer", "nowhere.Kind", "two_layer_head.TwoLayerHead", "a..b"])
-def test_a_kind_that_cannot_be_imported_is_one_line(name: str) -> None:
+def test_a_kind_that_cannot_be_imported_is_one_line(name):
     with pytest.raises(InputError, match=rf"^model\.kind={name} .*--config-dir\)$"):
         kind_named(name)
 
 
-def test_a_kind_is_a_class_or_an_instance_and_a_module_that_fails_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kind_is_a_class_or_an_instance_and_a_module_that_fails_says_why(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "instances.py").write_text("from two_layer_head import TwoLayers\n\nTWO = TwoLayers()\n")
     assert kind_named("instances.TWO").name == "instances.TWO"
@@ -175,7 +170,7 @@ class WithSize(HeadConfig):
     size: int
 
 
-def test_what_a_kind_lacks_is_one_line() -> None:
+def test_what_a_kind_lacks_is_one_line():
     with pytest.raises(InputError, match=r"Unfinished lacks unroll, cached, config_type, a subclass of .*HeadSizes"):
         kind_named(f"{__name__}.Unfinished")
     kind, head = kind_named(f"{__name__}.OtherHead"), head_for_target()
@@ -187,7 +182,7 @@ def test_what_a_kind_lacks_is_one_line() -> None:
         WithSize.for_target(small_target().facts, num_captured_layers=3, draft_vocab_size=40)
 
 
-def test_what_an_own_part_returns_wrong_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_own_part_returns_wrong_is_one_line(tmp_path, monkeypatch):
     run = Run(tmp_path / "run", write_store(tmp_path / "features", random_samples(20)), "ttt_steps=2")
     module, kind = run.module, type(run.module.kind)
     module.choose_kernels(torch.device("cpu"), "32-true")
@@ -220,7 +215,7 @@ def test_what_an_own_part_returns_wrong_is_one_line(tmp_path: Path, monkeypatch:
             module.compute_loss(batch)
 
 
-def test_what_a_step_of_a_decode_returns_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_step_of_a_decode_returns_wrong_is_one_line(monkeypatch):
     head = head_for_target()
     speculator = Speculator(small_target(), head, CAPTURED)
     states, path = torch.zeros(1, head.config.hidden_size).double(), (torch.zeros(1, 3),)
@@ -246,9 +241,7 @@ def test_what_a_step_of_a_decode_returns_wrong_is_one_line(monkeypatch: pytest.M
             speculator.decode(PROMPT, steps=2, max_new_tokens=4)
 
 
-def test_a_class_that_has_changed_since_the_training_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_that_has_changed_since_the_training_is_one_line(tmp_path, monkeypatch):
     store = write_store(tmp_path / "features", random_samples(20))
     run = Run(tmp_path / "run", store, "model.kind=two_layer_head.TwoLayers", "trainer.max_epochs=1", "ttt_steps=2")
     run.fit()
@@ -269,9 +262,7 @@ def test_a_class_that_has_changed_since_the_training_is_one_line(
 
 
 @pytest.mark.parametrize("place", ["head", "outputs/head"])
-def test_a_module_that_came_with_a_head_is_not_imported(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_that_came_with_a_head_is_not_imported(place, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     folder = tmp_path / place
     folder.mkdir(parents=True)

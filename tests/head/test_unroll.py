@@ -32,7 +32,7 @@ def decode_chain(head: DraftHead, sample: Sample, anchor: int, steps: int) -> li
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_every_step_equals_step_by_step_decoding_with_a_cache(options: dict) -> None:
+def test_every_step_equals_step_by_step_decoding_with_a_cache(options):
     head = make_head(**options)
     batch = ttt_batch(ragged_samples(), ttt_steps=STEPS)
     outputs = unroll(head, EMBEDDING, batch, STEPS)
@@ -47,7 +47,7 @@ def test_every_step_equals_step_by_step_decoding_with_a_cache(options: dict) -> 
     assert compared == int(batch.anchor_steps.sum()) > 40
 
 
-def test_gradient_reaches_the_last_prompt_token_and_nothing_after_the_end_of_a_turn() -> None:
+def test_gradient_reaches_the_last_prompt_token_and_nothing_after_the_end_of_a_turn():
     """Through queries alone: keys and values of the prompt are used by every later anchor, so they are cut off here."""
     turns = [0, 0, 0, 1, 1, 1, 1, 0, 0, 2, 2, 0]
     sample = random_sample(turns)

@@ -28,14 +28,12 @@ def embedding() -> Tensor:
     return rows * torch.logspace(-3, 3, VOCAB)[:, None]  # what counts is a difference relative to the row's length
 
 
-def test_rounding_is_no_difference(embedding: Tensor) -> None:
+def test_rounding_is_no_difference(embedding):
     assert found(embedding.bfloat16(), embedding) == []
 
 
 @pytest.mark.parametrize(("share", "differing"), [(0.008, 0), (0.0125, VOCAB)])
-def test_a_row_differs_if_it_is_off_by_more_than_a_hundredth_of_its_length(
-    share: float, differing: int, embedding: Tensor
-) -> None:
+def test_a_row_differs_if_it_is_off_by_more_than_a_hundredth_of_its_length(share, differing, embedding):
     moved = embedding + share * embedding.norm(dim=-1, keepdim=True) * torch.eye(HIDDEN)[0]
     messages = found(moved, embedding)
     assert bool(messages) == bool(differing)
@@ -47,6 +45,6 @@ def test_a_row_differs_if_it_is_off_by_more_than_a_hundredth_of_its_length(
     [torch.arange(4096), torch.tensor([0, 1, 7, 4095]), torch.tensor([4095])],
     ids=["all of it", "first and last token", "one, the last"],
 )
-def test_a_sound_draft_vocabulary_passes_every_check(draft_ids: Tensor, facts: TargetFacts, tmp_path: Path) -> None:
+def test_a_sound_draft_vocabulary_passes_every_check(draft_ids, facts, tmp_path):
     export_head(random_head(facts, FINGERPRINT, draft_ids), tmp_path / "head", versions={})
     assert [item for item in run_checks(read_files(tmp_path / "head"), facts) if item.level != "ok"] == []

@@ -37,7 +37,7 @@ def split(head: Path) -> list[str]:
     return [*shards]
 
 
-def test_the_index_decides_which_shards_are_read(head: Path) -> None:
+def test_the_index_decides_which_shards_are_read(head):
     whole = read_files(head)
     assert whole.record is None
     split(head)
@@ -100,7 +100,7 @@ REFUSED: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_a_folder_that_cannot_be_read_is_refused_in_one_line(change: Change, message: str, head: Path) -> None:
+def test_a_folder_that_cannot_be_read_is_refused_in_one_line(change, message, head):
     change(head)
     with pytest.raises(InputError, match=message) as refused:
         load_head(head, num_layers=8)
@@ -108,12 +108,12 @@ def test_a_folder_that_cannot_be_read_is_refused_in_one_line(change: Change, mes
 
 
 @pytest.mark.parametrize("read", [read_files, read_without_weights])
-def test_the_name_of_a_head_on_the_hub_is_told_how_to_get_it(read: Callable[[str], object]) -> None:
+def test_the_name_of_a_head_on_the_hub_is_told_how_to_get_it(read):
     with pytest.raises(InputError, match=r"head=team/Head-8B\.v1 is no folder here; .*hf download team/Head-8B\.v1 "):
         read("team/Head-8B.v1")
 
 
-def test_a_head_of_the_speculators_is_read_with_the_layers_that_vllm_captures_for_it(head: Path) -> None:
+def test_a_head_of_the_speculators_is_read_with_the_layers_that_vllm_captures_for_it(head):
     """tests/head_files/test_init_from.py reads its weights."""
     editable = Editable(head)
     as_speculators(editable, torch.zeros(50, 16))
@@ -129,7 +129,7 @@ def test_a_head_of_the_speculators_is_read_with_the_layers_that_vllm_captures_fo
 
 
 @pytest.mark.parametrize("twice", [True, False], ids=["in both places", "in eagle_config alone"])
-def test_layers_that_are_named_once_or_twice_are_read_the_same(twice: bool, head: Path) -> None:
+def test_layers_that_are_named_once_or_twice_are_read_the_same(twice, head):
     edited = Editable(head)
     name_layers(edited.config, [0, 3, 5], twice=twice)
     edited.save()
@@ -137,7 +137,7 @@ def test_layers_that_are_named_once_or_twice_are_read_the_same(twice: bool, head
     assert files.served_layers(8) == files.trained_layers(8) == [1, 4, 6]
 
 
-def test_served_layers_are_those_that_sglang_captures(head: Path) -> None:
+def test_served_layers_are_those_that_sglang_captures(head):
     edit_json(head / "config.json", IDS, eagle_config={IDS: [8, 1, 5]})
     assert read_files(head).served_layers(12) == [2, 6, 9]
     for eagle_config in (None, {}, {IDS: None}):

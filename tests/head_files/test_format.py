@@ -31,7 +31,7 @@ def saved(head: DraftHead, tmp_path: Path) -> Path:
     return tmp_path / "head"
 
 
-def test_files_are_in_the_notation_of_sglang(head: DraftHead, tmp_path: Path) -> None:
+def test_files_are_in_the_notation_of_sglang(head, tmp_path):
     save_head(tmp_path / "head", head, [2, 4, 5], "bfloat16")
     tensors = load_file(tmp_path / "head/model.safetensors")
     config = json.loads((tmp_path / "head/config.json").read_text())
@@ -48,7 +48,7 @@ def test_files_are_in_the_notation_of_sglang(head: DraftHead, tmp_path: Path) ->
 
 @pytest.mark.parametrize("rope", [DEFAULT, LLAMA3], ids=["default", "llama3"])
 @pytest.mark.parametrize("reader", ["as written", "rope_theta and rope_scaling alone"])
-def test_transformers_reads_the_rope_of_the_head(rope: dict, reader: str, tmp_path: Path) -> None:
+def test_transformers_reads_the_rope_of_the_head(rope, reader, tmp_path):
     config = exported_config(make_head(rope_parameters=rope).config, [2, 4, 5], "bfloat16")
     if reader != "as written":
         del config["rope_parameters"]
@@ -57,7 +57,7 @@ def test_transformers_reads_the_rope_of_the_head(rope: dict, reader: str, tmp_pa
 
 
 @pytest.mark.parametrize("prefix", ["layers.0.", "model.layers.0."])
-def test_heads_of_other_trainers_are_read(prefix: str, head: DraftHead, saved: Path) -> None:
+def test_heads_of_other_trainers_are_read(prefix, head, saved):
     theirs = {
         "midlayer.": prefix, "fc_norm.0.": "aux_norm_low.", "fc_norm.1.": "aux_norm_mid.",
         "fc_norm.2.": "aux_norm_high.",
@@ -79,7 +79,7 @@ def test_heads_of_other_trainers_are_read(prefix: str, head: DraftHead, saved: P
     assert not any(weight.requires_grad for weight in loaded.head.parameters())
 
 
-def test_norm_before_residual_adds_to_the_normed_state(head: DraftHead, saved: Path) -> None:
+def test_norm_before_residual_adds_to_the_normed_state(head, saved):
     edit_json(saved / "config.json", norm_before_residual=True)
     loaded = load_head(saved, num_layers=8).head
     assert isinstance(loaded, DraftHead)
@@ -89,7 +89,7 @@ def test_norm_before_residual_adds_to_the_normed_state(head: DraftHead, saved: P
 
 
 @pytest.mark.parametrize(("nested", "read"), [({}, True), ({"norm_before_fc": False}, False)], ids=["", "nested"])
-def test_norm_before_fc_is_read_where_sglang_reads_it(nested: dict, read: bool, tmp_path: Path) -> None:
+def test_norm_before_fc_is_read_where_sglang_reads_it(nested, read, tmp_path):
     save_head(tmp_path, make_head(norm_before_fc=True).float(), [2, 4, 5], "float32")
     stated = read_files(tmp_path).eagle_config
     edit_json(tmp_path / "config.json", eagle_config=stated | nested)
@@ -98,26 +98,26 @@ def test_norm_before_fc_is_read_where_sglang_reads_it(nested: dict, read: bool, 
     assert head_config(read_files(tmp_path)).norm_before_fc
 
 
-def test_no_values_are_drawn_for_weights_that_are_loaded(saved: Path) -> None:
+def test_no_values_are_drawn_for_weights_that_are_loaded(saved):
     before = torch.get_rng_state()
     load_head(saved, num_layers=8)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_without_d2t_the_draft_vocabulary_is_the_whole_one(saved: Path) -> None:
+def test_without_d2t_the_draft_vocabulary_is_the_whole_one(saved):
     edit_tensors(saved / "model.safetensors", lambda tensors: tensors.pop("d2t"))
     edit_json(saved / "config.json", vocab_size=30)
     assert load_head(saved, num_layers=8).head.draft_ids.tolist() == list(range(30))
 
 
-def test_weights_that_the_targets_dtype_cannot_hold_are_refused(saved: Path) -> None:
+def test_weights_that_the_targets_dtype_cannot_hold_are_refused(saved):
     edit_tensors(saved / "model.safetensors", lambda tensors: tensors["norm.weight"][:2].fill_(1e5))
     load_head(saved, dtype=torch.bfloat16, num_layers=8)
     with pytest.raises(InputError, match=r"norm\.weight holds 2 non-finite values in torch\.float16"):
         load_head(saved, dtype=torch.float16, num_layers=8)
 
 
-def test_what_a_config_leaves_out_is_what_servers_assume(head: DraftHead, saved: Path) -> None:
+def test_what_a_config_leaves_out_is_what_servers_assume(head, saved):
     rope = ("rope_parameters", "rope_theta", "rope_scaling")
     sizes = ("num_hidden_layers", "num_key_value_heads", "head_dim")
     edit_json(saved / "config.json", *rope, *sizes, num_attention_heads=2)
@@ -127,7 +127,7 @@ def test_what_a_config_leaves_out_is_what_servers_assume(head: DraftHead, saved:
     assert read_rope({}) is None
 
 
-def test_only_an_exported_head_may_be_replaced_by_one(saved: Path, tmp_path: Path) -> None:
+def test_only_an_exported_head_may_be_replaced_by_one(saved, tmp_path):
     assert is_exported_head(saved) and not is_exported_head(tmp_path)
     edit_json(saved / "config.json", architectures=["LlamaForCausalLM"])
     assert not is_exported_head(saved)

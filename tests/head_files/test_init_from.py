@@ -79,9 +79,7 @@ LAYOUTS: dict[str, tuple[Change, list[int]]] = {
 
 
 @pytest.mark.parametrize(("change", "layers"), LAYOUTS.values(), ids=LAYOUTS)
-def test_heads_of_every_layout_are_read_with_the_layers_of_their_training(
-    change: Change, layers: list[int], exported: Editable, head: DraftHead, store: FeatureStore
-) -> None:
+def test_heads_of_every_layout_are_read_with_the_layers_of_their_training(change, layers, exported, head, store):
     change(exported)
     exported.save()
     start = read_start(str(exported.path), store)
@@ -92,9 +90,7 @@ def test_heads_of_every_layout_are_read_with_the_layers_of_their_training(
     assert start.files == {name: sha256_file(exported.path / name) for name in names}
 
 
-def test_a_head_of_other_weights_of_the_target_is_read_with_a_warning(
-    exported: Editable, store: FeatureStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_head_of_other_weights_of_the_target_is_read_with_a_warning(exported, store, caplog):
     read_start(str(exported.path), store)
     assert not caplog.text
     assert exported.training is not None
@@ -105,9 +101,7 @@ def test_a_head_of_other_weights_of_the_target_is_read_with_a_warning(
     assert "is of random, whose weights differ: the head is adapted to those" in caplog.text
 
 
-def test_a_head_whose_files_leave_open_what_its_trainer_computed_is_read_with_a_warning(
-    exported: Editable, store: FeatureStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_head_whose_files_leave_open_what_its_trainer_computed_is_read_with_a_warning(exported, store, caplog):
     exported.training = None
     exported.config["norm_output"] = True
     exported.save()
@@ -128,9 +122,7 @@ OBSTACLES: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), OBSTACLES, ids=[message for _, message in OBSTACLES])
-def test_what_the_training_would_not_compute_is_refused(
-    change: Change, message: str, exported: Editable, store: FeatureStore
-) -> None:
+def test_what_the_training_would_not_compute_is_refused(change, message, exported, store):
     exported.training = None
     change(exported)
     exported.save()
@@ -138,7 +130,7 @@ def test_what_the_training_would_not_compute_is_refused(
         read_start(str(exported.path), store)
 
 
-def test_files_that_are_missing_or_not_those_of_the_export_are_named(exported: Editable, store: FeatureStore) -> None:
+def test_files_that_are_missing_or_not_those_of_the_export_are_named(exported, store):
     with pytest.raises(InputError, match=r"^init_from=nowhere: nowhere/config\.json"):
         read_start("nowhere", store)
     (exported.path / "config.json").write_text("{}")

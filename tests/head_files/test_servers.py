@@ -33,7 +33,7 @@ def unable(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("options", [{}, {"norm_before_fc": True}, {"draft_vocab_size": 50}])
-def test_an_export_of_eagle3_is_served_everywhere(options: dict[str, Any], save: Callable[..., Path]) -> None:
+def test_an_export_of_eagle3_is_served_everywhere(options, save):
     folder = save(**options)
     assert unable(folder) == {}
     assert summary(read_files(folder)) == "SGLang, vLLM and llama.cpp can serve this head"
@@ -48,15 +48,13 @@ def test_an_export_of_eagle3_is_served_everywhere(options: dict[str, Any], save:
         ({"num_captured_layers": 4}, "it reads exactly 3 captured layers, not 4"),
     ],
 )
-def test_llama_cpp_serves_plain_eagle3_of_three_layers_alone(
-    layout: str, options: dict[str, Any], reason: str, save: Callable[..., Path]
-) -> None:
+def test_llama_cpp_serves_plain_eagle3_of_three_layers_alone(layout, options, reason, save):
     found = unable(save(layout=layout, **options))
     assert reason in found.pop(LLAMA_CPP)
     assert found.keys() == ({SGLANG} if layout == "speculators" else set())
 
 
-def test_sglang_does_not_read_the_layout_of_the_speculators(save: Callable[..., Path]) -> None:
+def test_sglang_does_not_read_the_layout_of_the_speculators(save):
     folder = save(layout="speculators")
     assert unable(folder).keys() == {SGLANG}
     assert summary(read_files(folder)).startswith("vLLM and llama.cpp can serve this head; SGLang cannot: it does not")
@@ -66,7 +64,7 @@ def test_sglang_does_not_read_the_layout_of_the_speculators(save: Callable[..., 
     assert summary(read_files(folder)).startswith("none of SGLang, vLLM, llama.cpp can serve this head; SGLang cannot")
 
 
-def test_layers_that_are_named_in_eagle_config_alone_are_right_in_sglang_alone(save: Callable[..., Path]) -> None:
+def test_layers_that_are_named_in_eagle_config_alone_are_right_in_sglang_alone(save):
     folder = save()
     edit_json(folder / "config.json", IDS)
     found = unable(folder)
@@ -74,7 +72,7 @@ def test_layers_that_are_named_in_eagle_config_alone_are_right_in_sglang_alone(s
     assert "takes [1, 3, 4] for inputs of layers, one too low" in found[VLLM] and "to [2, 4, 5])" in found[VLLM]
 
 
-def test_vllm_stops_at_a_map_of_the_whole_vocabulary(save: Callable[..., Path]) -> None:
+def test_vllm_stops_at_a_map_of_the_whole_vocabulary(save):
     folder = save(draft_vocab_size=50)
     edit_tensors(folder / "model.safetensors", lambda tensors: tensors.update(d2t=torch.zeros(50, dtype=torch.int64)))
     assert "it stops at a d2t of the whole vocabulary" in unable(folder)[VLLM]

@@ -43,7 +43,7 @@ def part(folder: CachedFolder, start: int, stop: int) -> bytes:
     return bytes(folder.read("a.bin", start, stop, sha256=hashlib.sha256(CONTENT[start:stop]).hexdigest()))
 
 
-def test_no_byte_is_served_that_does_not_match(far: Counted, tmp_path: Path) -> None:
+def test_no_byte_is_served_that_does_not_match(far, tmp_path):
     drawn = random.Random(1)
     folder = CachedFolder(far, tmp_path, limit=10**9)
     part(folder, 1000, 300_000)
@@ -60,7 +60,7 @@ def test_no_byte_is_served_that_does_not_match(far: Counted, tmp_path: Path) -> 
     assert part(folder, 1000, 300_000) == CONTENT[1000:300_000]
 
 
-def test_the_cache_stays_under_its_limit_and_keeps_what_was_read_last(far: Counted, tmp_path: Path) -> None:
+def test_the_cache_stays_under_its_limit_and_keeps_what_was_read_last(far, tmp_path):
     limit = 12_000_000
     for number in range(20):
         write_file(far, f"{number}.bin", CONTENT)
@@ -74,9 +74,7 @@ def test_the_cache_stays_under_its_limit_and_keeps_what_was_read_last(far: Count
     assert len(left) >= 9 and left[-8:] == list(range(12, 20))
 
 
-def test_a_disk_that_takes_nothing_is_said_and_costs_only_time(
-    far: Counted, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disk_that_takes_nothing_is_said_and_costs_only_time(far, tmp_path, caplog):
     folder = CachedFolder(far, tmp_path, limit=10**9)
     (folder.path / "a.bin").mkdir()
     for _ in range(3):
@@ -84,15 +82,13 @@ def test_a_disk_that_takes_nothing_is_said_and_costs_only_time(
     assert [f"data.cache_dir={tmp_path}" in line for line in caplog.messages] == [True]
 
 
-def test_a_cache_that_cannot_be_made_is_named(far: Counted, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_made_is_named(far, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=f"data.cache_dir={tmp_path}/file: Not a directory; give a folder"):
         CachedFolder(far, tmp_path / "file", limit=10**9)
 
 
-def test_a_store_behind_a_cache_is_fetched_once_by_all_processes_and_after_a_restart(
-    far: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_behind_a_cache_is_fetched_once_by_all_processes_and_after_a_restart(far, tmp_path, monkeypatch):
     monkeypatch.setattr("eagle3.features.concat.open_folder", lambda *_, **__: far)
     save_store(far, random_samples(40))
     plain, fetched = FeatureStore(far), []

@@ -45,7 +45,7 @@ def folder(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storag
     return opened
 
 
-def test_a_file_that_is_cut_under_its_reader_is_an_error_and_no_bus_error(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_under_its_reader_is_an_error_and_no_bus_error(tmp_path):
     folder = LocalFolder(tmp_path)
     write_file(folder, "a.bin", bytes(10_000))
     write_file(folder, "b.bin", b"old content")
@@ -60,14 +60,14 @@ def test_a_file_that_is_cut_under_its_reader_is_an_error_and_no_bus_error(tmp_pa
     assert bytes(folder.read("b.bin")) == b"old content"
 
 
-def test_a_file_that_cannot_be_opened_is_an_error_of_the_system_with_its_name(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_an_error_of_the_system_with_its_name(tmp_path):
     (tmp_path / "a folder").mkdir()
     with pytest.raises(OSError) as caught:
         LocalFolder(tmp_path).read("a folder")
     assert caught.value.filename == str(tmp_path / "a folder")
 
 
-def test_a_file_is_there_whole_or_not_at_all(folder: Storage) -> None:
+def test_a_file_is_there_whole_or_not_at_all(folder):
     dropped = folder.create("a.bin")
     assert (dropped.write(b"half"), folder.names("*")) == (4, [])
     dropped.discard()
@@ -84,7 +84,7 @@ def test_a_file_is_there_whole_or_not_at_all(folder: Storage) -> None:
     assert {cut: bytes(folder.read("a.bin", *cut)) for cut in ranges} == ranges
 
 
-def test_a_new_file_replaces_the_old_one_of_its_name(folder: Storage) -> None:
+def test_a_new_file_replaces_the_old_one_of_its_name(folder):
     write_file(folder, "a.bin", b"old")
     read = folder.read("a.bin")
     pending = folder.create("a.bin")
@@ -100,7 +100,7 @@ def test_a_new_file_replaces_the_old_one_of_its_name(folder: Storage) -> None:
         folder.read("a.bin")
 
 
-def test_a_file_that_is_to_replace_a_version_replaces_no_other(folder: Storage) -> None:
+def test_a_file_that_is_to_replace_a_version_replaces_no_other(folder):
     write_file(folder, "a.bin", b"first", instead_of=None)
     seen = folder.version("a.bin")
     assert seen is not None and seen == folder.version("a.bin")
@@ -113,9 +113,7 @@ def test_a_file_that_is_to_replace_a_version_replaces_no_other(folder: Storage) 
     assert (bytes(folder.read("a.bin")), folder.names("*")) == (b"third", ["a.bin"])
 
 
-def test_a_store_is_the_same_in_any_folder_and_a_writer_that_comes_too_late_damages_nothing(
-    folder: Storage, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_store_is_the_same_in_any_folder_and_a_writer_that_comes_too_late_damages_nothing(folder, tmp_path_factory):
     samples, path = random_samples(40), tmp_path_factory.mktemp("store")
     late = ShardWriter(folder, 0)
     late.add(samples[-1])
@@ -133,9 +131,7 @@ def test_a_store_is_the_same_in_any_folder_and_a_writer_that_comes_too_late_dama
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_of_writers_that_commit_a_new_file_at_once_exactly_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
-) -> None:
+def test_of_writers_that_commit_a_new_file_at_once_exactly_one_does(tmp_path, monkeypatch, links):
     if not links:
         without_hard_links(monkeypatch)
     files = [LocalFolder(tmp_path).create("new.bin", instead_of=None) for _ in range(8)]

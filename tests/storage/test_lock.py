@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from stores import ROOT
@@ -20,7 +19,7 @@ with hold(Path(sys.argv[1])):
 """
 
 
-def test_a_folder_has_one_writer_and_a_killed_one_gives_it_back(tmp_path: Path) -> None:
+def test_a_folder_has_one_writer_and_a_killed_one_gives_it_back(tmp_path):
     folder = tmp_path / "new" / "folder"
     with subprocess.Popen([sys.executable, "-c", HOLDS, folder], stdout=subprocess.PIPE, cwd=ROOT) as other:
         assert other.stdout is not None and other.stdout.readline() == b"held\n"

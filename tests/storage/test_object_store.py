@@ -5,7 +5,6 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -48,7 +47,7 @@ CONTENT = os.urandom(3 * PART + 12345)
 
 
 @pytest.mark.parametrize("fault", ["503", "half"])
-def test_reading_and_writing_come_through_faults(proxy: FaultyProxy, url: str, fault: str) -> None:
+def test_reading_and_writing_come_through_faults(proxy, url, fault):
     """Every second request fails; what arrives is what was sent."""
     folder = bucket(url)
     seen: set[tuple[str, str]] = set()
@@ -70,16 +69,14 @@ def test_reading_and_writing_come_through_faults(proxy: FaultyProxy, url: str, f
     assert folder.names("*") == ["big.bin", "small.json"] and folder.size("big.bin") == len(CONTENT)
 
 
-def test_a_conditional_write_whose_answer_was_lost_has_succeeded(proxy: FaultyProxy, url: str) -> None:
+def test_a_conditional_write_whose_answer_was_lost_has_succeeded(proxy, url):
     turns = iter(["lost"])
     proxy.fault = lambda number, method, path: next(turns, "pass")
     write_file(bucket(url), "a.json", b"{}", instead_of=None)
     assert bytes(bucket(url).read("a.json")) == b"{}" and len(proxy.requests) > 2
 
 
-def test_parts_go_up_while_the_next_is_made_and_nothing_is_there_before_the_end(
-    server: RunningStore, proxy: FaultyProxy, url: str
-) -> None:
+def test_parts_go_up_while_the_next_is_made_and_nothing_is_there_before_the_end(server, proxy, url):
     folder = bucket(url)
     upload = folder.create("big.bin")
     upload.write(CONTENT[: 2 * PART])
@@ -94,9 +91,7 @@ def test_parts_go_up_while_the_next_is_made_and_nothing_is_there_before_the_end(
 
 
 @pytest.mark.parametrize("fault", ["429", "reset", "half"])
-def test_what_stays_wrong_is_one_line_that_names_key_url_rule_and_the_fix(
-    proxy: FaultyProxy, url: str, fault: str
-) -> None:
+def test_what_stays_wrong_is_one_line_that_names_key_url_rule_and_the_fix(proxy, url, fault):
     folder = bucket(url, max_retries=2)
     write_file(folder, "a.bin", CONTENT[:1000])
     proxy.fault = lambda number, method, path: fault
@@ -110,9 +105,7 @@ def test_what_stays_wrong_is_one_line_that_names_key_url_rule_and_the_fix(
             write_file(folder, "b.bin", b"1")
 
 
-def test_a_store_that_nobody_answers_for_is_one_line_without_secrets(
-    server: RunningStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_nobody_answers_for_is_one_line_without_secrets(server, monkeypatch):
     monkeypatch.setenv(server.endpoint, "http://127.0.0.1:9")
     with pytest.raises(InputError, match=rf"^data\.path: {server.scheme}://features/none/manifest\.json: ") as refused:
         FeatureStore(bucket(f"{server.scheme}://features/none", max_retries=1))
@@ -120,9 +113,7 @@ def test_a_store_that_nobody_answers_for_is_one_line_without_secrets(
 
 
 @pytest.mark.parametrize("fault", ["wrong", "short"])
-def test_bytes_that_came_wrong_are_asked_for_again_and_never_handed_out(
-    proxy: FaultyProxy, url: str, fault: str
-) -> None:
+def test_bytes_that_came_wrong_are_asked_for_again_and_never_handed_out(proxy, url, fault):
     folder = bucket(url)
     write_file(folder, "a.bin", CONTENT[:1000])
     expected = hashlib.sha256(CONTENT[10:500]).hexdigest()
@@ -143,15 +134,13 @@ def test_bytes_that_came_wrong_are_asked_for_again_and_never_handed_out(
         ("301", r"is in another region; set AWS_DEFAULT_REGION to the bucket's region"),  # without a location
     ],
 )
-def test_what_a_bucket_refuses_is_one_line_with_a_fix(proxy: FaultyProxy, url: str, status: str, message: str) -> None:
+def test_what_a_bucket_refuses_is_one_line_with_a_fix(proxy, url, status, message):
     proxy.fault = lambda number, method, path: status
     with pytest.raises(InputError, match=rf"data\.path: .*{message}"):
         bucket(url).names("*")
 
 
-def test_a_large_file_that_changes_while_it_is_read_is_no_mixture(
-    server: RunningStore, proxy: FaultyProxy, url: str
-) -> None:
+def test_a_large_file_that_changes_while_it_is_read_is_no_mixture(server, proxy, url):
     folder = bucket(url)
     write_file(folder, "big.bin", CONTENT)
 
@@ -173,14 +162,14 @@ def test_a_large_file_that_changes_while_it_is_read_is_no_mixture(
         (f"s3://key:{SECRET}@bucket/folder", "is a URL with more than a bucket and a folder"),
     ],
 )
-def test_what_names_no_folder_is_refused(place: str, said: str) -> None:
+def test_what_names_no_folder_is_refused(place, said):
     with pytest.raises(InputError) as refused:
         open_folder(place, setting="data.path")
     assert said in str(refused.value) and SECRET not in str(refused.value)
 
 
 @pytest.mark.slow
-def test_a_training_from_a_bucket_is_that_from_disk(url: str, tmp_path: Path) -> None:
+def test_a_training_from_a_bucket_is_that_from_disk(url, tmp_path):
     samples = random_samples(60)
     save_store(open_folder(url, setting="features.path"), samples)
     places = (write_store(tmp_path / "store", samples), url)
@@ -189,7 +178,7 @@ def test_a_training_from_a_bucket_is_that_from_disk(url: str, tmp_path: Path) ->
     assert all(torch.equal(weight, runs[1].weights[name]) for name, weight in runs[0].weights.items())
 
 
-def test_a_damaged_object_ends_training_with_its_name(server: RunningStore, url: str, tmp_path: Path) -> None:
+def test_a_damaged_object_ends_training_with_its_name(server, url, tmp_path):
     folder = open_folder(url, setting="features.path")
     save_store(folder, random_samples(60), shard_bytes=10**9)
     [shard] = folder.names("*.tar")

@@ -3,7 +3,6 @@
 import hashlib
 import random
 import resource
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ def faults() -> int:
     return facts.ru_minflt + facts.ru_majflt
 
 
-def test_pages_of_a_mapped_file_come_at_once(tmp_path: Path) -> None:
+def test_pages_of_a_mapped_file_come_at_once(tmp_path):
     content = random.Random(0).randbytes(16 * 2**20)
     (tmp_path / "a").write_bytes(content)
     looked_at = []
@@ -34,7 +33,7 @@ def test_pages_of_a_mapped_file_come_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 5000, 10_000])
-def test_the_hash_is_that_of_all_bytes_wherever_they_are(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_the_hash_is_that_of_all_bytes_wherever_they_are(monkeypatch, size):
     monkeypatch.setattr(prefault, "AT_ONCE", 4999)
     content = random.Random(size).randbytes(size + 1)
     assert prefault.sha256_of(memoryview(content)[1:]) == hashlib.sha256(content[1:]).hexdigest()

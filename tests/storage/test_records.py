@@ -14,7 +14,7 @@ from eagle3.storage.records import read_sealed_json, sealed_line, unseal, write_
 RECORD = {"name": "a name", "rows": 5, "nested": {"layers": [2, 4, 5]}}
 
 
-def test_sealed_json_is_read_as_it_was_written_and_by_any_other_reader(tmp_path: Path) -> None:
+def test_sealed_json_is_read_as_it_was_written_and_by_any_other_reader(tmp_path):
     path = tmp_path / "x.json"
     write_sealed_json(path, RECORD)
     assert read_sealed_json(path, made_by="x") == RECORD
@@ -23,7 +23,7 @@ def test_sealed_json_is_read_as_it_was_written_and_by_any_other_reader(tmp_path:
 
 
 @given(place=st.integers(0, 200), bit=st.integers(0, 7), cut=st.booleans())
-def test_no_flipped_bit_and_no_cut_passes(place: int, bit: int, cut: bool) -> None:
+def test_no_flipped_bit_and_no_cut_passes(place, bit, cut):
     """In a file and in a line; what a file is refused with names it and its command."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "x.json"

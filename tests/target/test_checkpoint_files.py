@@ -45,7 +45,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_one_line_with_a_fix(without_weights: Path, fault: str) -> None:
+def test_a_fault_is_one_line_with_a_fix(without_weights, fault):
     spoil, message = FAULTS[fault]
     spoil(without_weights)
     with pytest.raises(InputError, match=rf"target\.path={without_weights}.*{message}") as caught:
@@ -53,13 +53,13 @@ def test_a_fault_is_one_line_with_a_fix(without_weights: Path, fault: str) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_is_no_target(without_weights: Path) -> None:
+def test_a_file_is_no_target(without_weights):
     with pytest.raises(InputError, match="is a file; give the folder of a Hugging Face model"):
         read(without_weights / "config.json")
 
 
 @pytest.mark.parametrize("known", [{"quant_method": "fp8"}, {"load_in_8bit": True}])
-def test_quantisation_that_transformers_knows_passes(without_weights: Path, known: dict[str, object]) -> None:
+def test_quantisation_that_transformers_knows_passes(without_weights, known):
     set_config(quantization_config=known)(without_weights)
     put("hf_quant_config.json")(without_weights)
     assert read(without_weights)

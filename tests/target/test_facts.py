@@ -1,7 +1,5 @@
 """What a head must know of its target, read from configs of transformers."""
 
-from typing import Any
-
 import pytest
 import transformers
 
@@ -19,7 +17,7 @@ SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, 
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
-def test_rope_with_sections_for_images_is_plain_rope_for_a_head_that_drafts_text(name: str) -> None:
+def test_rope_with_sections_for_images_is_plain_rope_for_a_head_that_drafts_text(name):
     text = {**SIZES, "rope_parameters": WITH_IMAGES[name]}
     config = getattr(transformers, name)(text_config=text).get_text_config(decoder=True)
     assert "mrope_section" in config.rope_parameters
@@ -36,7 +34,7 @@ def test_rope_with_sections_for_images_is_plain_rope_for_a_head_that_drafts_text
         ({"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.2}, {"rope_type": "yarn", "factor": 4.0}),
     ],
 )
-def test_of_rope_only_what_servers_compute_is_kept(rope: dict[str, Any], plain: dict[str, Any]) -> None:
+def test_of_rope_only_what_servers_compute_is_kept(rope, plain):
     config = transformers.PretrainedConfig()
     config.rope_parameters = {**rope, "rope_theta": 5e5}
     assert plain_rope(config) == {**plain, "rope_theta": 5e5}
@@ -44,14 +42,14 @@ def test_of_rope_only_what_servers_compute_is_kept(rope: dict[str, Any], plain: 
 
 @pytest.mark.parametrize("other", ["full_attention", "main"])
 @pytest.mark.parametrize("theta", [5e5, None])
-def test_of_several_ropes_that_of_full_attention_counts_where_there_is_one(other: str, theta: float | None) -> None:
+def test_of_several_ropes_that_of_full_attention_counts_where_there_is_one(other, theta):
     main = theta and {"rope_type": "default", "rope_theta": theta}
     config = transformers.PretrainedConfig()
     config.rope_parameters = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, other: main}
     assert plain_rope(config) == {"rope_type": "default", "rope_theta": theta or 1e4}
 
 
-def test_the_logit_transform_is_recorded_with_the_target() -> None:
+def test_the_logit_transform_is_recorded_with_the_target():
     config = transformers.LlamaConfig(**SIZES)
     made = target_config(config, 64, None)
     assert made.logit_transform == LogitTransform()
@@ -60,7 +58,7 @@ def test_the_logit_transform_is_recorded_with_the_target() -> None:
 
 
 @pytest.mark.parametrize("name", ["OPTConfig", "FalconConfig", "Qwen3_5MoeTextConfig"])
-def test_a_target_that_states_no_width_of_its_mlps_gives_heads_four_times_its_hidden_size(name: str) -> None:
+def test_a_target_that_states_no_width_of_its_mlps_gives_heads_four_times_its_hidden_size(name):
     config = getattr(transformers, name)(**SIZES)
     assert not hasattr(config, "intermediate_size")
     assert target_config(config, 64, None).intermediate_size == 4 * SIZES["hidden_size"]

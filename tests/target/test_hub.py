@@ -61,7 +61,7 @@ def run_of(*overrides: str) -> PrecomputeRun:
     return compose_run("precompute", f"target.path={NAME}", *here, *overrides)
 
 
-def test_a_target_is_fetched_once_without_its_other_formats(hub: FakeHub, tiny_path: Path) -> None:
+def test_a_target_is_fetched_once_without_its_other_formats(hub, tiny_path):
     target = load_target(path=NAME, **OPTIONS)
     fetched = [line.partition("/resolve/")[2].partition("/")[2] for line in hub.asked if line.startswith("GET")]
     assert sorted(filter(None, fetched)) == sorted(path.name for path in tiny_path.iterdir())
@@ -78,7 +78,7 @@ def test_a_target_is_fetched_once_without_its_other_formats(hub: FakeHub, tiny_p
     assert hub.asked == []
 
 
-def test_only_the_files_of_the_index_are_fetched(hub: FakeHub, tiny_path: Path, tmp_path: Path) -> None:
+def test_only_the_files_of_the_index_are_fetched(hub, tiny_path, tmp_path):
     sharded, tensors = tmp_path / "sharded", load_file(tiny_path / WEIGHTS)
     shutil.copytree(tiny_path, sharded, ignore=shutil.ignore_patterns(WEIGHTS))
     file_of = {name: f"model-{place % 2}.safetensors" for place, name in enumerate(tensors)}
@@ -92,7 +92,7 @@ def test_only_the_files_of_the_index_are_fetched(hub: FakeHub, tiny_path: Path, 
     assert target.identity.weights_hash == stored_target(path=str(tiny_path)).identity.weights_hash
 
 
-def test_a_run_stays_at_the_commit_that_it_began_with(hub: FakeHub, tiny_path: Path) -> None:
+def test_a_run_stays_at_the_commit_that_it_began_with(hub, tiny_path):
     run = check_ahead(run_of(), [*STAGES.values()])
     [first] = hub.models[NAME]
     assert run.target.revision == first
@@ -126,9 +126,7 @@ def without(name: str) -> Callable[[FakeHub], object]:
         (without(WEIGHTS), r"holds no \*\.safetensors, and other formats .*\*\.gguf"),
     ],
 )  # fmt: skip
-def test_what_the_hub_does_not_give_is_one_line_before_the_first_stage(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[FakeHub], None], message: str
-) -> None:
+def test_what_the_hub_does_not_give_is_one_line_before_the_first_stage(hub, monkeypatch, spoil, message):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     monkeypatch.setenv("HF_TOKEN", "hf_other")
     spoil(hub)
@@ -138,12 +136,12 @@ def test_what_the_hub_does_not_give_is_one_line_before_the_first_stage(
     assert all(bar.disable for bar in of_the_hub.WeightsBar.made)  # closed: the line does not continue one of them
 
 
-def test_a_revision_that_is_not_there_is_named(hub: FakeHub) -> None:
+def test_a_revision_that_is_not_there_is_named(hub):
     with pytest.raises(InputError, match=r"target\.revision=v2 is no branch, tag or commit of target\.path=team/tiny"):
         stored_target(path=NAME, revision="v2")
 
 
-def test_a_gated_model_is_read_with_its_token(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gated_model_is_read_with_its_token(hub, monkeypatch):
     hub.gated = True
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     stored_target(path=NAME).require_weights()
@@ -156,9 +154,7 @@ def test_a_gated_model_is_read_with_its_token(hub: FakeHub, monkeypatch: pytest.
         (errno.EROFS, r"the cache cannot be written, .*HF_HUB_CACHE to a folder that can be"),
     ],
 )
-def test_a_cache_that_takes_no_file_is_named(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, number: int, message: str
-) -> None:
+def test_a_cache_that_takes_no_file_is_named(hub, monkeypatch, number, message):
     def fail(*arguments: Any, **options: Any) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -167,9 +163,7 @@ def test_a_cache_that_takes_no_file_is_named(
         stored_target(path=NAME)
 
 
-def test_without_a_network_a_model_is_read_from_the_cache(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_network_a_model_is_read_from_the_cache(hub, monkeypatch, caplog):
     stored_target(path=NAME)
     new_process(hub)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -184,9 +178,7 @@ def test_without_a_network_a_model_is_read_from_the_cache(
         stored_target(path="team/none")
 
 
-def test_a_folder_that_is_named_like_an_id_is_the_target(
-    hub: FakeHub, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_is_named_like_an_id_is_the_target(hub, tiny_path, tmp_path, monkeypatch, caplog):
     shutil.copytree(tiny_path, tmp_path / NAME)
     monkeypatch.chdir(tmp_path)
     assert stored_target(path=NAME, revision="v2").revision is None
@@ -194,7 +186,7 @@ def test_a_folder_that_is_named_like_an_id_is_the_target(
     assert caplog.messages == [f"target.revision=v2 has no effect: target.path={NAME} is a folder here, not a hub id"]
 
 
-def test_the_model_of_code_that_was_trusted_is_built(hub: FakeHub, tiny_path: Path) -> None:
+def test_the_model_of_code_that_was_trusted_is_built(hub, tiny_path):
     config = json.loads((tiny_path / "config.json").read_text()) | {
         "model_type": "mine",
         "auto_map": {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.Mine"},
@@ -210,7 +202,7 @@ def test_the_model_of_code_that_was_trusted_is_built(hub: FakeHub, tiny_path: Pa
     stored_target(path="team/mine", trust_remote_code=True).require_weights()
 
 
-def test_requests_and_retries_are_not_logged(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> None:
+def test_requests_and_retries_are_not_logged(hub, caplog):
     from eagle3.adapters.quiet import quiet_libraries
 
     quiet_libraries()

@@ -1,11 +1,9 @@
 """Quantised targets: which model one is, what is captured of it, and what is said of those that are not loaded here."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +32,7 @@ IDS = torch.arange(300, 316)[None]
 
 
 @pytest.mark.parametrize("scheme", LIBRARIES)
-def test_a_quantised_target_is_the_same_in_its_files_and_loaded(scheme: str, tmp_path: Path) -> None:
+def test_a_quantised_target_is_the_same_in_its_files_and_loaded(scheme, tmp_path):
     """transformers computes these in float32 or bfloat16: what is loaded is not what is stored."""
     folder = quantised(scheme, tmp_path / "target")
     files = stored_target(path=str(folder))
@@ -65,9 +63,7 @@ def torchao_int8() -> Any:
     [("bitsandbytes", partial(bits, 4)), ("bitsandbytes", partial(bits, 8)), ("torchao", torchao_int8)],
     ids=["bitsandbytes 4", "bitsandbytes 8", "torchao int8"],
 )
-def test_what_transformers_writes_quantised_is_a_target(
-    library: str, config: Callable[[], Any], tiny_path: Path, tmp_path: Path
-) -> None:
+def test_what_transformers_writes_quantised_is_a_target(library, config, tiny_path, tmp_path):
     for name in ("accelerate", library):
         pytest.importorskip(name)
     options = {"quantization_config": config(), "device_map": {"": "cpu"}, "dtype": torch.bfloat16}
@@ -76,7 +72,7 @@ def test_what_transformers_writes_quantised_is_a_target(
     assert_is_target(load_target(path=str(tmp_path), device="cpu"), 0.85)
 
 
-def test_experts_in_mxfp4_are_a_target(tmp_path: Path) -> None:
+def test_experts_in_mxfp4_are_a_target(tmp_path):
     pytest.importorskip("accelerate")
     assert_is_target(load_target(path=str(in_mxfp4(tmp_path)), device="cpu", check_health=False), None)
 
@@ -94,7 +90,7 @@ def assert_is_target(target: Target, similar: float | None) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["awq", "gptq"])
-def test_a_scheme_that_cannot_be_loaded_here_is_named_with_what_to_do(scheme: str, tmp_path: Path) -> None:
+def test_a_scheme_that_cannot_be_loaded_here_is_named_with_what_to_do(scheme, tmp_path):
     folder = quantised(scheme, tmp_path / "target")
     files = stored_target(path=str(folder))  # what SGLang's answers and features need
     assert files.identity.precision == f"{scheme} (4 bits)" and files.embedding.dtype == torch.bfloat16
@@ -103,7 +99,7 @@ def test_a_scheme_that_cannot_be_loaded_here_is_named_with_what_to_do(scheme: st
 
 
 @pytest.mark.parametrize("stored", [torch.int32, torch.float8_e4m3fn, None])
-def test_an_embedding_that_is_quantised_too_is_said_to_be(stored: torch.dtype | None, tmp_path: Path) -> None:
+def test_an_embedding_that_is_quantised_too_is_said_to_be(stored, tmp_path):
     folder = quantised("compressed-tensors int4", tmp_path / "target")
     weights = load_file(folder / "model.safetensors")
     embedding = weights.pop("model.embed_tokens.weight")
@@ -114,7 +110,7 @@ def test_an_embedding_that_is_quantised_too_is_said_to_be(stored: torch.dtype | 
         _ = stored_target(path=str(folder)).embedding
 
 
-def test_a_head_is_measured_on_its_target_in_another_precision_and_a_warning_says_so(tmp_path: Path) -> None:
+def test_a_head_is_measured_on_its_target_in_another_precision_and_a_warning_says_so(tmp_path):
     exact = tiny_target()
     export_head(random_head(tiny_facts(exact), exact.identity), tmp_path / "head", versions={})
     served = stored_target(path=str(quantised("fp8 in blocks", tmp_path / "target"))).identity
@@ -128,7 +124,7 @@ def test_a_head_is_measured_on_its_target_in_another_precision_and_a_warning_say
     assert config["quantization_config"]["quant_method"] == "fp8"
 
 
-def test_a_target_that_an_earlier_version_recorded_is_compared_without_its_weights() -> None:
+def test_a_target_that_an_earlier_version_recorded_is_compared_without_its_weights():
     """Their hash was made of other samples: a store or head of then is not refused for that."""
     now = tiny_target().identity
     then = replace(now, precision=None, weights_hash="of other samples")

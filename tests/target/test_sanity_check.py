@@ -1,7 +1,6 @@
 """A target that was not loaded as it was trained is refused by what it makes of ordinary text."""
 
 import logging
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,24 +13,20 @@ from eagle3.target.sanity_check import require_health
 OPTIONS = {"dtype": "float32", "device": "cpu"}
 
 
-def test_a_trained_target_passes_and_the_log_says_by_how_much(
-    tiny_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_trained_target_passes_and_the_log_says_by_how_much(tiny_path, caplog):
     with caplog.at_level(logging.INFO, "eagle3.target.sanity_check"):
         load_target(path=str(tiny_path), **OPTIONS, check_health=True)
     assert "4.66 nats per token on ordinary English text (untrained, vocabulary of 4096: 8.32)" in caplog.text
 
 
-def test_a_loss_that_is_no_number_is_refused(tiny_path: Path) -> None:
+def test_a_loss_that_is_no_number_is_refused(tiny_path):
     model = AutoModelForCausalLM.from_pretrained(tiny_path, dtype=torch.float32)
     model.model.norm.weight.data.fill_(torch.nan)
     with pytest.raises(InputError, match="nan nats"):
         require_health(model.eval(), AutoTokenizer.from_pretrained(tiny_path), "here")
 
 
-def test_a_model_that_does_not_compute_next_tokens_is_one_line(
-    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_does_not_compute_next_tokens_is_one_line(tiny_path, monkeypatch):
     def forward(self: object, input_ids: object, decoder_input_ids: object) -> None:
         """As of a diffusion model."""
 
@@ -40,7 +35,7 @@ def test_a_model_that_does_not_compute_next_tokens_is_one_line(
         load_target(path=str(tiny_path), **OPTIONS, check_health=True)
 
 
-def test_untrained_weights_are_refused_unless_the_check_is_switched_off(tiny_path: Path, tmp_path: Path) -> None:
+def test_untrained_weights_are_refused_unless_the_check_is_switched_off(tiny_path, tmp_path):
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(tiny_path, initializer_range=0.3)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)

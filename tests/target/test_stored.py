@@ -19,7 +19,7 @@ def stored(folder: Path | str) -> StoredTarget:
     return stored_target(path=str(folder))
 
 
-def test_a_changed_weight_and_one_that_is_not_there_show(tiny_path: Path, tmp_path: Path) -> None:
+def test_a_changed_weight_and_one_that_is_not_there_show(tiny_path, tmp_path):
     folder = shutil.copytree(tiny_path, tmp_path / "target")
     [file] = folder.glob("*.safetensors")
     tensors = load_file(file)
@@ -40,14 +40,14 @@ def test_a_changed_weight_and_one_that_is_not_there_show(tiny_path: Path, tmp_pa
         (b"version https://git-lfs", r"model\.safetensors cannot be read .*Git LFS.*fetch it again"),
     ],
 )
-def test_weights_that_were_not_fetched_are_one_line(without_weights: Path, content: bytes | None, message: str) -> None:
+def test_weights_that_were_not_fetched_are_one_line(without_weights, content, message):
     if content is not None:
         (without_weights / "model.safetensors").write_bytes(content)
     with pytest.raises(InputError, match=rf"target\.path={without_weights}.*{message}"):
         _ = stored(without_weights).identity
 
 
-def test_a_fine_tune_of_any_one_tensor_is_another_target(tmp_path: Path) -> None:
+def test_a_fine_tune_of_any_one_tensor_is_another_target(tmp_path):
     """Also of experts and routers alone, which are stored one by one or as one tensor."""
     torch.manual_seed(0)
     for family in ("qwen3_moe", "gpt_oss", "deepseek_v3"):
@@ -62,9 +62,7 @@ def test_a_fine_tune_of_any_one_tensor_is_another_target(tmp_path: Path) -> None
             assert CheckpointTensors(str(folder), None, folder).hash(4) != first, name
 
 
-def test_a_copy_of_a_tied_lm_head_and_another_order_of_names_are_the_same_target(
-    tiny_path: Path, tmp_path: Path
-) -> None:
+def test_a_copy_of_a_tied_lm_head_and_another_order_of_names_are_the_same_target(tiny_path, tmp_path):
     folder = shutil.copytree(tiny_path, tmp_path / "target")
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
@@ -74,7 +72,7 @@ def test_a_copy_of_a_tied_lm_head_and_another_order_of_names_are_the_same_target
     assert stored(folder).identity.weights_hash == stored(tiny_path).identity.weights_hash
 
 
-def test_other_names_of_the_embedding_and_of_lm_head_are_found(tmp_path: Path) -> None:
+def test_other_names_of_the_embedding_and_of_lm_head_are_found(tmp_path):
     config = transformers.GPTNeoXConfig(**{**SHAPE, "num_hidden_layers": 2})
     model = transformers.AutoModelForCausalLM.from_config(config)
     save_with_tokenizer(model, tmp_path)
@@ -82,7 +80,7 @@ def test_other_names_of_the_embedding_and_of_lm_head_are_found(tmp_path: Path) -
     assert torch.equal(stored(tmp_path).lm_head, model.get_output_embeddings().weight)
 
 
-def test_names_that_transformers_changes_when_it_loads_are_found(without_weights: Path) -> None:
+def test_names_that_transformers_changes_when_it_loads_are_found(without_weights):
     config = {"model_type": "deepseek_v4", "hidden_size": 32, "vocab_size": 4096, "num_hidden_layers": 2}
     (without_weights / "config.json").write_text(json.dumps(config))
     saved = {name: torch.rand(4096, 32) for name in ("embed.weight", "head.weight")}
@@ -91,7 +89,7 @@ def test_names_that_transformers_changes_when_it_loads_are_found(without_weights
     assert torch.equal(stored(without_weights).lm_head, saved["head.weight"])
 
 
-def test_a_target_without_attention_is_refused_before_it_answers(without_weights: Path) -> None:
+def test_a_target_without_attention_is_refused_before_it_answers(without_weights):
     (without_weights / "config.json").write_text(json.dumps({"model_type": "mamba", "vocab_size": 4096}))
     save_file({"backbone.embeddings.weight": torch.rand(4096, 8)}, without_weights / "model.safetensors")
     with pytest.raises(InputError, match=r"num_attention_heads=None in its config.json \(model_type=mamba\)"):

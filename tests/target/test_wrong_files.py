@@ -47,7 +47,7 @@ def faults(file: str, content: str | None) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("file", MORE)
-def test_no_wrong_value_in_a_file_is_a_traceback(file: str, target_copy: Path) -> None:
+def test_no_wrong_value_in_a_file_is_a_traceback(file, target_copy):
     place = target_copy / file
     all_faults = [*faults(file, place.read_text() if place.exists() else None)]
     for name, text in [*all_faults[::EVERY], *all_faults[-len(TEXTS) :]]:
@@ -77,7 +77,7 @@ def read(folder: Path) -> None:
         (INDEX, '{"weight_map": {"a": "../b.safetensors"}}', rf"{INDEX}: weight_map\.a='\.\./b\.safetensors': "),
     ],
 )
-def test_a_wrong_value_is_named_with_file_key_and_rule(file: str, text: str, message: str, target_copy: Path) -> None:
+def test_a_wrong_value_is_named_with_file_key_and_rule(file, text, message, target_copy):
     place = target_copy / file
     whole = json.loads(place.read_text()) if place.exists() else {}
     place.write_text(json.dumps(whole | json.loads(text)))

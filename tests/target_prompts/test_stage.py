@@ -78,7 +78,7 @@ def files_of(out_dir: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (out_dir / "target_prompts").iterdir()}
 
 
-def test_a_target_alone_gives_as_many_prompts_as_are_asked_for_and_answers_them(run: Run, sampled: list[int]) -> None:
+def test_a_target_alone_gives_as_many_prompts_as_are_asked_for_and_answers_them(run, sampled):
     out_dir = run("prompts.limit=12", stages="[prompts,answers]")
     prompts, rows = prompts_of(out_dir), [*read_jsonl(out_dir / "answers" / "answers.jsonl")]
     assert len(prompts) == 12 and {row["prompt_id"] for row in rows} == {prompt["id"] for prompt in prompts}
@@ -94,16 +94,14 @@ def test_a_target_alone_gives_as_many_prompts_as_are_asked_for_and_answers_them(
     assert prompts_of(again) == prompts and len(sampled) == len(samples) + 12  # nothing is made twice
 
 
-def test_some_of_the_targets_prompts_can_be_held_out(run: Run) -> None:
+def test_some_of_the_targets_prompts_can_be_held_out(run):
     out_dir = run("prompts.limit=12", "prompts.held_out=4")
     held_out = [prompt["id"] for prompt in prompts_of(out_dir / "held_out")]
     training = [prompt["id"] for prompt in prompts_of(out_dir)]
     assert len(held_out) == 4 and len(training) == 8 and not {*held_out} & {*training}
 
 
-def test_more_prompts_continue_the_samples_and_other_settings_are_refused(
-    run: Run, fails: Callable[..., str], sampled: list[int]
-) -> None:
+def test_more_prompts_continue_the_samples_and_other_settings_are_refused(run, fails, sampled):
     few = prompts_of(run("prompts.limit=5"))
     made = len(sampled)
     more = prompts_of(run("prompts.limit=10"))
@@ -114,9 +112,7 @@ def test_more_prompts_continue_the_samples_and_other_settings_are_refused(
     assert prompts_of(run("prompts.limit=5", "prompts.from_target.seed=1", name="other")) != few
 
 
-def test_a_run_that_is_stopped_at_any_sample_resumes_with_each_sample_once(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_stopped_at_any_sample_resumes_with_each_sample_once(run, monkeypatch):
     settings = ("prompts.limit=9", "answers.window=3", "answers.batch_size=3")
     expected = run(*settings, name="whole")
     unstopped = eagle3.answers.huggingface.generate
@@ -143,9 +139,7 @@ def test_a_run_that_is_stopped_at_any_sample_resumes_with_each_sample_once(
     assert files_of(resumed) == files_of(expected) and prompts_of(resumed) == prompts_of(expected)
 
 
-def test_a_limit_that_was_lowered_shortens_the_round_that_was_stopped(
-    run: Run, monkeypatch: pytest.MonkeyPatch, sampled: list[int]
-) -> None:
+def test_a_limit_that_was_lowered_shortens_the_round_that_was_stopped(run, monkeypatch, sampled):
     noted = eagle3.answers.huggingface.generate
 
     def stops(*given: Any, **options: Any) -> Any:
@@ -176,9 +170,7 @@ def own_prompts(folder: Path, count: int) -> Path:
         (["prompts.from_target.share=0.25", "prompts.limit=null"], 7, 20),
     ],
 )
-def test_own_prompts_and_the_target_s_are_mixed_by_number_or_share(
-    run: Run, tmp_path: Path, settings: list[str], by_target: int, own: int
-) -> None:
+def test_own_prompts_and_the_target_s_are_mixed_by_number_or_share(run, tmp_path, settings, by_target, own):
     path = own_prompts(tmp_path, 20)
     out_dir = run(f"prompts.path={path}", *settings)
     sources = Counter(prompt["source"] == "target" for prompt in prompts_of(out_dir))
@@ -187,15 +179,13 @@ def test_own_prompts_and_the_target_s_are_mixed_by_number_or_share(
     assert f"| target | {len(samples_of(out_dir))} | {by_target} |" in report and f"| own | 20 | {own} |" in report
 
 
-def test_own_prompts_of_which_none_passes_are_refused_before_the_target_writes_any(
-    fails: Callable[..., str], tmp_path: Path, sampled: list[int]
-) -> None:
+def test_own_prompts_of_which_none_passes_are_refused_before_the_target_writes_any(fails, tmp_path, sampled):
     write_jsonl(tmp_path / "own.jsonl", [{"prompt": "Who may use this?"}])
     line = fails(f"prompts.path={tmp_path}/own.jsonl", "prompts.from_target.share=0.5")
     assert "license missing: 1" in line and sampled == []
 
 
-def test_system_prompts_steer_in_turn_and_are_kept_only_where_asked(run: Run) -> None:
+def test_system_prompts_steer_in_turn_and_are_kept_only_where_asked(run):
     steering = "prompts.from_target.system_prompts=['Talk of SQL.','Talk of Rust.']"
     plain = run("prompts.limit=6", steering)
     kept = run("prompts.limit=6", steering, "prompts.from_target.keep_system_prompts=true", name="kept")
@@ -206,7 +196,7 @@ def test_system_prompts_steer_in_turn_and_are_kept_only_where_asked(run: Run) ->
     assert users == [row["messages"] for row in samples_of(plain)]
 
 
-def test_conversations_of_several_turns_have_answers_between_their_user_turns(run: Run) -> None:
+def test_conversations_of_several_turns_have_answers_between_their_user_turns(run):
     turns = ("prompts.from_target.turns=3", "prompts.from_target.max_new_tokens=64", "sampling.max_new_tokens=64")
     out_dir = run("prompts.limit=4", *turns)
     rows = [row for row in samples_of(out_dir) if not row["refused"]]
@@ -218,9 +208,7 @@ def test_conversations_of_several_turns_have_answers_between_their_user_turns(ru
     assert users == {"user"}  # the answers stage answers each turn again
 
 
-def test_a_number_that_duplicates_make_unreachable_ends_with_the_counts_and_what_to_change(
-    run: Run, fails: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_number_that_duplicates_make_unreachable_ends_with_the_counts_and_what_to_change(run, fails, tmp_path):
     cold = ("prompts.from_target.temperature=0.01", "prompts.from_target.max_new_tokens=64")  # all alike
     line = fails("prompts.limit=50", *cold)
     assert "50 prompts are out of reach" in line and "exact duplicate: " in line
@@ -241,16 +229,12 @@ def test_a_number_that_duplicates_make_unreachable_ends_with_the_counts_and_what
         (["answers=imported"], "answers=imported"),
     ],
 )
-def test_settings_without_sense_are_one_line_that_names_the_key(
-    fails: Callable[..., str], overrides: list[str], message: str
-) -> None:
+def test_settings_without_sense_are_one_line_that_names_the_key(fails, overrides, message):
     assert message in fails(*overrides)
 
 
 @pytest.mark.parametrize("name", ["no template", "text ends the turn"])
-def test_a_target_that_cannot_write_prompts_is_refused_before_its_weights_are_read(
-    fails: Callable[..., str], without_weights: Path, name: str
-) -> None:
+def test_a_target_that_cannot_write_prompts_is_refused_before_its_weights_are_read(fails, without_weights, name):
     template = without_weights / "chat_template.jinja"
     if name == "no template":
         template.unlink()
@@ -287,7 +271,7 @@ def at(url: str, name: str = "sglang") -> tuple[str, ...]:
     return f"answers={name}", f"answers.urls=['{url}']", "answers.in_flight=4"
 
 
-def test_a_server_of_sglang_writes_and_answers_what_the_target_does_here(run: Run, server: ProtocolServer) -> None:
+def test_a_server_of_sglang_writes_and_answers_what_the_target_does_here(run, server):
     # One at a time, as this server decodes: in a batch, probabilities differ by rounding, and so may what is drawn.
     here = run("prompts.limit=5", "answers.batch_size=1", name="here", stages="[prompts,answers]")
     with serving(server) as url:
@@ -296,9 +280,7 @@ def test_a_server_of_sglang_writes_and_answers_what_the_target_does_here(run: Ru
     assert server.most_running <= 4
 
 
-def test_a_server_of_the_openai_protocol_writes_prompts_and_one_without_token_ids_is_refused(
-    run: Run, fails: Callable[..., str], server: ProtocolServer
-) -> None:
+def test_a_server_of_the_openai_protocol_writes_prompts_and_one_without_token_ids_is_refused(run, fails, server):
     with serving(server) as url:
         out_dir = run("prompts.limit=4", *at(url, "openai"))
         assert len(prompts_of(out_dir)) == 4 and all(isinstance(body["prompt"], list) for body in server.received)
@@ -311,9 +293,7 @@ def test_a_server_of_the_openai_protocol_writes_prompts_and_one_without_token_id
         assert "must take prompts as token ids" in line and "prompt must be a string" in line
 
 
-def test_one_start_of_the_engine_is_enough_for_prompts_and_answers(
-    run: Run, server: ProtocolServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_start_of_the_engine_is_enough_for_prompts_and_answers(run, server, monkeypatch):
     monkeypatch.setattr(build, "FIRST_SHARE", 1.0)  # so that more rounds are needed
     entered = list[str]()
     enter = eagle3.answers.served.ServedAnswerer.__enter__

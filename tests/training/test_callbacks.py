@@ -2,7 +2,6 @@
 
 import re
 from collections import defaultdict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +18,7 @@ pytestmark = LIGHTNING_WARNS
 LOG_EVERY = 5
 
 
-def test_a_step_reads_no_number_but_where_it_logs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_reads_no_number_but_where_it_logs(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)  # tqdm 4.66 cuts the bar to this width, which a library may set
     options = ["trainer.max_epochs=1", f"trainer.log_every_n_steps={LOG_EVERY}"]
     options += [f"callbacks.last.every_n_steps={LOG_EVERY}", "callbacks.last.min_seconds=0"]  # saving reads all
@@ -38,9 +35,7 @@ def test_a_step_reads_no_number_but_where_it_logs(
     assert "val/accept_length=" in shown
 
 
-def test_rates_count_logging_as_work_leave_out_validation_and_show_a_slow_store(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rates_count_logging_as_work_leave_out_validation_and_show_a_slow_store(monkeypatch):
     """On a GPU logging waits until all steps so far are done: that time belongs to the next steps."""
     now, logged = 0.0, defaultdict[str, list[float]](list)
     monkeypatch.setattr(callbacks, "time", SimpleNamespace(perf_counter=lambda: now))
@@ -69,9 +64,7 @@ def test_rates_count_logging_as_work_leave_out_validation_and_show_a_slow_store(
     assert logged["train/data_wait_share"] == pytest.approx([0.5 / 2, 0.5 / 7, 0.5 / 7])
 
 
-def test_a_training_too_small_for_its_schedule_or_its_best_checkpoint_says_so_in_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_training_too_small_for_its_schedule_or_its_best_checkpoint_says_so_in_one_line(tmp_path, caplog):
     def told() -> list[str]:
         lines = [record.getMessage() for record in caplog.records if "a small training" in record.getMessage()]
         caplog.clear()

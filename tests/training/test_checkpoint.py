@@ -20,7 +20,7 @@ def refusal(path: Path) -> str:
     return str(refused.value)
 
 
-def test_a_checkpoint_is_one_that_torch_and_lightning_read(checkpoint: Path) -> None:
+def test_a_checkpoint_is_one_that_torch_and_lightning_read(checkpoint):
     read = read_checkpoint(checkpoint, setting="x")
     by_torch = torch.load(checkpoint, weights_only=True)
     by_lightning = AtomicCheckpointIO(copies=None).load_checkpoint(checkpoint, weights_only=True)
@@ -29,7 +29,7 @@ def test_a_checkpoint_is_one_that_torch_and_lightning_read(checkpoint: Path) -> 
         assert torch.equal(by_lightning["state_dict"][name], weight)
 
 
-def test_no_flipped_byte_and_no_cut_passes(checkpoint: Path, tmp_path: Path) -> None:
+def test_no_flipped_byte_and_no_cut_passes(checkpoint, tmp_path):
     drawn, content, path = random.Random(0), checkpoint.read_bytes(), tmp_path / "last.ckpt"
     for number in range(24):
         place = drawn.randrange(len(content))
@@ -41,7 +41,7 @@ def test_no_flipped_byte_and_no_cut_passes(checkpoint: Path, tmp_path: Path) -> 
     assert refusal(path).endswith(f"; move it away and give {best}")
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_refused(tmp_path):
     buffer, path = io.BytesIO(), tmp_path / "last.ckpt"
     torch.save({"state_dict": {}}, buffer)  # without a checksum
     for other in (b"", b"epoch,loss\n0,1.5\n", b"\x80\x04N.", b"PK\x03\x04", buffer.getvalue()):
@@ -52,7 +52,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     assert "is a checkpoint of something other than a draft head" in refusal(path)
 
 
-def test_a_copy_is_the_same_file_and_is_deleted_with_it(tmp_path: Path) -> None:
+def test_a_copy_is_the_same_file_and_is_deleted_with_it(tmp_path):
     path, copy = tmp_path / "run/best.ckpt", tmp_path / "copies/best.ckpt"
     checkpoint_io = AtomicCheckpointIO(copies=str(copy.parent))
     checkpoint_io.save_checkpoint({"state_dict": {}}, path)
@@ -69,7 +69,7 @@ class RunsWhenRead:
         return Path.touch, (self.path,)
 
 
-def test_no_object_of_a_checkpoint_runs_code(tmp_path: Path) -> None:
+def test_no_object_of_a_checkpoint_runs_code(tmp_path):
     ran, path = tmp_path / "ran", tmp_path / "last.ckpt"
     AtomicCheckpointIO(copies=None).save_checkpoint({"state_dict": RunsWhenRead(ran)}, path)
     assert f"{path} has objects that may run code when read, and is not read" in refusal(path)

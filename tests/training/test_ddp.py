@@ -207,18 +207,18 @@ def assert_same_as_one_process(directory: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "case"), EXACT)
-def test_two_ranks_make_the_update_of_one_process_on_the_whole_batch(trained: Path, strategy: str, case: str) -> None:
+def test_two_ranks_make_the_update_of_one_process_on_the_whole_batch(trained, strategy, case):
     assert_same_as_one_process(trained / strategy, case)
 
 
-def test_shards_stay_wide_where_products_are_bf16_and_end_near_the_float64_training(trained: Path) -> None:
+def test_shards_stay_wide_where_products_are_bf16_and_end_near_the_float64_training(trained):
     half, wide = (results(trained / "fsdp", case)[0] for case in ("half", "token"))
     assert {weight.dtype for name, weight in half["weights"].items() if "draft_ids" not in name} == {torch.float64}
     assert half["metrics"]["val/loss"] == pytest.approx(wide["metrics"]["val/loss"], rel=0.01)
     assert half["metrics"]["val/loss"] != pytest.approx(wide["metrics"]["val/loss"], rel=1e-6)
 
 
-def test_ranks_divide_the_products_of_muon_where_each_has_all_weights(trained: Path) -> None:
+def test_ranks_divide_the_products_of_muon_where_each_has_all_weights(trained):
     ddp, fsdp = (results(trained / strategy, "muon")[0]["optimizers"][0] for strategy in ("ddp", "fsdp"))
     assert (ddp, fsdp) == ("DividedMuon", "PortableMuon")
 
@@ -236,7 +236,7 @@ def joined(rank: int, port: int, ranks: int) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def test_each_machine_divides_among_its_own_ranks() -> None:
+def test_each_machine_divides_among_its_own_ranks():
     in_ranks(require_ranks_of_machine, free_port(), 4, ranks=4)
 
 
@@ -250,7 +250,7 @@ def require_ranks_of_machine(rank: int, *group: int) -> None:
             assert ranks_of_machine(SimpleNamespace(num_devices=num_devices, strategy=strategy)) is None  # type: ignore[arg-type]
 
 
-def test_divided_muon_is_muon_also_with_fewer_matrices_than_ranks_and_without_some_gradients() -> None:
+def test_divided_muon_is_muon_also_with_fewer_matrices_than_ranks_and_without_some_gradients():
     in_ranks(compare_with_muon, free_port(), 3, ranks=3)
 
 
@@ -274,7 +274,7 @@ def compare_with_muon(rank: int, *group: int) -> None:
                 assert torch.equal(momenta["momentum_buffer"], wanted["momentum_buffer"])
 
 
-def test_muon_on_shards_ends_near_muon_on_whole_weights(trained: Path) -> None:
+def test_muon_on_shards_ends_near_muon_on_whole_weights(trained):
     """It multiplies in bf16: the products of shards are rounded in other places."""
     sharded, whole = (results(trained / strategy, "muon")[0] for strategy in ("fsdp", "ddp"))
     torch.testing.assert_close(sharded["weights"], whole["weights"], rtol=0, atol=5e-4)
@@ -284,12 +284,12 @@ def test_muon_on_shards_ends_near_muon_on_whole_weights(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "case"), [("ddp", "resumed"), ("fsdp", "resumed"), ("fsdp", "moved")])
-def test_a_training_continues_with_the_batches_that_it_has_not_seen(trained: Path, strategy: str, case: str) -> None:
+def test_a_training_continues_with_the_batches_that_it_has_not_seen(trained, strategy, case):
     resumed, whole = (results(trained / strategy, each) for each in (case, "token"))
     assert [rank["batches"] for rank in resumed] == [rank["batches"] for rank in whole]
 
 
-def test_a_training_continues_where_shards_are_elsewhere(trained: Path) -> None:
+def test_a_training_continues_where_shards_are_elsewhere(trained):
     """Each weight with its own momentum, though the optimizer's groups have another order than the head."""
     moved, whole = (results(trained / "fsdp", case)[0] for case in ("moved", "muon"))
     torch.testing.assert_close(moved["weights"], whole["weights"], rtol=0, atol=5e-4)
@@ -297,26 +297,26 @@ def test_a_training_continues_where_shards_are_elsewhere(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_rates_are_those_of_all_ranks(trained: Path, strategy: str) -> None:
+def test_rates_are_those_of_all_ranks(trained, strategy):
     one, other = (rank["anchors_per_s"] for rank in results(trained / strategy, "token"))
     assert one == pytest.approx(other)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_no_rank_waits_for_its_gpu_but_where_it_logs(trained: Path, strategy: str) -> None:
+def test_no_rank_waits_for_its_gpu_but_where_it_logs(trained, strategy):
     for rank in results(trained / strategy, "token"):
         of_first_epoch = rank["numbers_read"][: sum(epoch == 0 for epoch, _, _ in rank["batches"]) - 1]
         assert len(of_first_epoch) > 2 * LOG_EVERY
         assert {step % LOG_EVERY for step, numbers in enumerate(of_first_epoch, start=1) if numbers} <= {0}
 
 
-def test_a_rank_holds_its_share_of_the_weights(trained: Path) -> None:
+def test_a_rank_holds_its_share_of_the_weights(trained):
     whole = results(trained / "ddp", "token")[0]["held"]
     assert sum(rank["held"] for rank in results(trained / "fsdp", "token")) == whole
     assert results(trained / "fsdp", "token")[0]["held"] < 0.6 * whole
 
 
-def test_a_checkpoint_of_shards_exports_like_any_other(trained: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_shards_exports_like_any_other(trained, tmp_path):
     exported = read_trained(trained / "fsdp" / "token" / "checkpoints" / "last.ckpt")
     weights = {f"head.{name}": value.double() for name, value in exported.head.state_dict().items()}
     expected = {name: value.double() for name, value in results(trained / "fsdp", "token")[0]["weights"].items()}

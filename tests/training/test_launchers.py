@@ -2,8 +2,6 @@
 
 import os
 import signal
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 import torch.distributed as dist
 from omegaconf import OmegaConf
 from scripts import call_script, composed
-from training_runs import LIGHTNING_WARNS, SHORT, Start
+from training_runs import LIGHTNING_WARNS, SHORT
 
 from eagle3 import cli
 from eagle3.commands.devices import require_launched
@@ -46,16 +44,14 @@ def trainer_with(*overrides: str) -> Any:
 
 @pytest.mark.parametrize("launcher", [TORCHRUN, SRUN, UNEVEN])
 @pytest.mark.parametrize("overrides", [(), ("trainer.devices=4",), ("trainer.num_nodes=2",)])
-def test_ranks_that_trainer_does_not_count_on_would_each_train_alone(
-    monkeypatch: pytest.MonkeyPatch, launcher: dict[str, str], overrides: tuple[str, ...]
-) -> None:
+def test_ranks_that_trainer_does_not_count_on_would_each_train_alone(monkeypatch, launcher, overrides):
     launch(monkeypatch, launcher)
     with pytest.raises(InputError, match=r"; give trainer.num_nodes=2 trainer.devices=(2|1.5), or start as many ranks"):
         require_launched(trainer_with(*overrides))
 
 
 @pytest.mark.parametrize("launcher", [TORCHRUN, SRUN])
-def test_ranks_of_a_launcher_are_used(monkeypatch: pytest.MonkeyPatch, launcher: dict[str, str]) -> None:
+def test_ranks_of_a_launcher_are_used(monkeypatch, launcher):
     launch(monkeypatch, launcher | {"SLURM_JOB_NAME": "interactive", "SLURM_NTASKS_PER_NODE": "8"})
     require_launched(trainer_with(*TWO_OF_TWO))
     if launcher is SRUN:  # Lightning reads the job's, in which srun may have started fewer
@@ -63,7 +59,7 @@ def test_ranks_of_a_launcher_are_used(monkeypatch: pytest.MonkeyPatch, launcher:
         assert [os.environ[name] for name in names] == ["4", "2", "2", "train"]
 
 
-def test_lightning_starts_the_ranks_in_a_job_without_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning_starts_the_ranks_in_a_job_without_srun(monkeypatch):
     launch(monkeypatch, {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "1"})
     require_launched(trainer_with("trainer.devices=2"))
     assert "SLURM_NTASKS" not in os.environ
@@ -76,9 +72,7 @@ def test_lightning_starts_the_ranks_in_a_job_without_srun(monkeypatch: pytest.Mo
         ("trainer.strategy=ddp_spawn", "trainer.strategy=ddp_spawn trains in copies of this process"),
     ],
 )
-def test_ranks_that_would_wait_or_be_lost_are_refused(
-    store_path: Path, tmp_path: Path, error_of: Callable[..., str], setting: str, message: str
-) -> None:
+def test_ranks_that_would_wait_or_be_lost_are_refused(store_path, tmp_path, error_of, setting, message):
     settings = (f"data.path={store_path}", f"run_dir={tmp_path}/run", *SHORT, "trainer.devices=2", setting)
     assert message in error_of(call_script, "train", *settings, output_dir=tmp_path / "run")
 
@@ -88,14 +82,16 @@ def test_ranks_that_would_wait_or_be_lost_are_refused(
     [({}, "start it once, e.g. with srun --ntasks=1"), ({"SUBMITIT_EXECUTOR": "slurm"}, "give trainer.num_nodes=2")],
 )
 def test_a_sweep_is_started_once_and_a_job_of_it_uses_the_ranks_that_it_asked_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error_of: Callable[..., str], variables: dict, message: str
-) -> None:
+    monkeypatch, tmp_path, error_of, variables, message
+):
     launch(monkeypatch, SRUN | variables)
     monkeypatch.setattr("eagle3.commands.train.in_sweep", lambda: True)
-    assert message in error_of(call_script, "train", "data.path=DIR", f"run_dir={tmp_path}", *SHORT, output_dir=tmp_path)
+    assert message in error_of(
+        call_script, "train", "data.path=DIR", f"run_dir={tmp_path}", *SHORT, output_dir=tmp_path
+    )
 
 
-def test_ranks_of_another_training_end_it_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_another_training_end_it_on_all(monkeypatch):
     own = {"optim.lr": 0.003, "the commit": "abc"}
 
     def gather(found: list, mine: Any) -> None:
@@ -110,9 +106,7 @@ def test_ranks_of_another_training_end_it_on_all(monkeypatch: pytest.MonkeyPatch
         SameOnAllRanks(own).setup(trainer, None, "fit")  # type: ignore[arg-type]
 
 
-def test_an_error_of_another_rank_than_the_first_names_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_of_another_rank_than_the_first_names_it(monkeypatch, capsys):
     waited: list[float] = []
     monkeypatch.setattr(cli, "time", SimpleNamespace(sleep=waited.append))
     monkeypatch.setattr(cli.platform, "node", lambda: "host")
@@ -126,14 +120,14 @@ def test_an_error_of_another_rank_than_the_first_names_it(
     assert waited == [cli.FIRST_RANK_S] * 2
 
 
-def test_a_lost_rank_is_one_line() -> None:
+def test_a_lost_rank_is_one_line():
     gloo = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [::1]:9: Connection reset. GLHF!"
     for error in (RuntimeError(gloo), dist.DistBackendError("NCCL error in: x.cpp:1, unhandled system error\nmore")):
         assert (message_for_user(error) or "").startswith("no connection to the other ranks (")
     assert message_for_user(RuntimeError("a fault of ours")) is None
 
 
-def test_slurms_own_signal_saves_and_ends_like_others(train: Start) -> None:
+def test_slurms_own_signal_saves_and_ends_like_others(train):
     run = train("run", signal_after=3)
     run.recorder.number = signal.SIGUSR1
     run.stopped()

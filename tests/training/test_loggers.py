@@ -33,7 +33,7 @@ def log(directory: Path, steps: range, value: float, resume_step: int = 0) -> No
     logger.finalize("success")
 
 
-def test_a_resume_keeps_rows_before_its_step_and_replaces_the_rest(tmp_path: Path) -> None:
+def test_a_resume_keeps_rows_before_its_step_and_replaces_the_rest(tmp_path):
     log(tmp_path, range(8), 1.0)
     log(tmp_path, range(5, 9), 2.0, resume_step=5)
     assert [row["step"] for row in rows(tmp_path)] == [str(step) for step in range(9)]
@@ -42,7 +42,7 @@ def test_a_resume_keeps_rows_before_its_step_and_replaces_the_rest(tmp_path: Pat
     assert [float(row["loss"]) for row in rows(tmp_path)] == [3.0, 3.0]
 
 
-def test_rows_that_only_the_copies_have_are_in_the_resumed_run(tmp_path: Path) -> None:
+def test_rows_that_only_the_copies_have_are_in_the_resumed_run(tmp_path):
     first = MetricsCSV(run_dir=str(tmp_path / "a"), copies=str(tmp_path / "copies"), flush_every_n_steps=100)
     for step in range(8):
         first.log_metrics({"loss": 1.0}, step)
@@ -57,7 +57,7 @@ def test_rows_that_only_the_copies_have_are_in_the_resumed_run(tmp_path: Path) -
     assert [(row["step"], row["loss"]) for row in rows(tmp_path / "b")] == [*kept, ("5", "2.0")]
 
 
-def test_a_resumed_run_that_is_killed_before_its_first_flush_keeps_the_rows_before_it(tmp_path: Path) -> None:
+def test_a_resumed_run_that_is_killed_before_its_first_flush_keeps_the_rows_before_it(tmp_path):
     log(tmp_path, range(8), 1.0)
     killed = MetricsCSV(run_dir=str(tmp_path), resume_step=5, flush_every_n_steps=100)
     killed.log_metrics({"loss": 2.0, "lr": 3.0}, 5)
@@ -67,9 +67,7 @@ def test_a_resumed_run_that_is_killed_before_its_first_flush_keeps_the_rows_befo
     assert [(row["step"], row["lr"]) for row in rows(tmp_path)] == [*kept, ("5", "3.0")]
 
 
-def test_a_new_column_leaves_the_file_whole_if_the_disk_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_column_leaves_the_file_whole_if_the_disk_is_full(tmp_path, monkeypatch):
     log(tmp_path, range(3), 1.0)
     logger = MetricsCSV(run_dir=str(tmp_path), resume_step=3, flush_every_n_steps=100)
     logger.log_metrics({"loss": 2.0, "lr": 3.0}, 3)
@@ -84,7 +82,7 @@ def raise_full_disk(*_: Any) -> None:
     raise OSError("the disk is full")
 
 
-def test_a_last_line_that_a_full_disk_cut_is_left_out(tmp_path: Path) -> None:
+def test_a_last_line_that_a_full_disk_cut_is_left_out(tmp_path):
     log(tmp_path, range(3), 1.0)
     path = tmp_path / "metrics.csv"
     path.write_text(path.read_text().rstrip().rpartition(",")[0])
@@ -93,7 +91,7 @@ def test_a_last_line_that_a_full_disk_cut_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_wandb_sweep_has_one_run_a_job_with_config_revision_and_store(tmp_path: Path, store_path: Path) -> None:
+def test_a_wandb_sweep_has_one_run_a_job_with_config_revision_and_store(tmp_path, store_path):
     folder = tmp_path / "sweep"
     done = sweep(store_path, folder, "logger=wandb", "logger.wandb.offline=true", "optim.lr=1e-4,3e-3")
     assert done.returncode == 0, done.stderr[-2000:]
@@ -135,13 +133,13 @@ def wandb_run(folder: Path, **options: Any) -> WandbRun:
     return WandbRun(**{key: value for key, value in given.items() if key != "_target_"})
 
 
-def test_a_resumed_run_is_the_same_for_wandb_and_another_folder_is_another(tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_same_for_wandb_and_another_folder_is_another(tmp_path):
     first, again, other = (wandb_run(tmp_path / name) for name in ("run", "run", "other"))
     assert first._wandb_init["id"] == again._wandb_init["id"] != other._wandb_init["id"]
     assert [first._wandb_init[key] for key in ("name", "resume", "job_type")] == ["run", "allow", "train"]
 
 
-def test_a_job_of_a_sweep_is_named_after_it_and_grouped_by_it(in_sweep: Path) -> None:
+def test_a_job_of_a_sweep_is_named_after_it_and_grouped_by_it(in_sweep):
     told = wandb_run(in_sweep)._wandb_init
     assert (told["name"], told["group"]) == ("rates-3", "rates")
     assert wandb_run(in_sweep / "seed=1")._wandb_init["name"] == "rates-3/seed=1"
@@ -149,7 +147,7 @@ def test_a_job_of_a_sweep_is_named_after_it_and_grouped_by_it(in_sweep: Path) ->
     assert (told["name"], told["group"]) == ("mine", "ours")
 
 
-def test_under_wandb_agent_the_run_is_the_agent_s(in_sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_wandb_agent_the_run_is_the_agent_s(in_sweep, monkeypatch):
     monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
     told = wandb_run(in_sweep)._wandb_init
     assert (told["name"], told.get("group"), told["id"]) == (None, None, None)
@@ -173,9 +171,7 @@ def wandb_settings(logger: WandbRun) -> dict[str, Any]:
     return settings.model_dump()
 
 
-def test_variables_of_wandb_take_precedence_over_our_defaults(
-    tmp_path: Path, in_sweep: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_variables_of_wandb_take_precedence_over_our_defaults(tmp_path, in_sweep, monkeypatch, caplog):
     for name, value in {**SET, "WANDB_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     told = wandb_settings(wandb_run(in_sweep, offline=None))
@@ -186,9 +182,7 @@ def test_variables_of_wandb_take_precedence_over_our_defaults(
     assert Path(told["root_dir"]) == tmp_path and not caplog.messages
 
 
-def test_keys_of_the_user_take_precedence_over_variables_of_wandb_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_keys_of_the_user_take_precedence_over_variables_of_wandb_with_a_warning(tmp_path, monkeypatch, caplog):
     for name, value in {**SET, "WANDB_DIR": "/elsewhere"}.items():
         monkeypatch.setenv(name, value)
     keys = {
@@ -210,7 +204,7 @@ def test_keys_of_the_user_take_precedence_over_variables_of_wandb_with_a_warning
     assert (told["project"], told["mode"]) == ("eagle3", "offline") and not caplog.messages  # the same, or nothing
 
 
-def test_settings_for_trackers_are_flat_and_name_no_place_and_no_secret() -> None:
+def test_settings_for_trackers_are_flat_and_name_no_place_and_no_secret():
     config = {
         "data": {"path": ["s3://team/a/features", "/disk/of/anna/b/features/"], "pack_tokens": 4096, "weights": None},
         "optim": {"lr": 1e-3, "betas": [0.9, 0.95]},
@@ -232,7 +226,7 @@ def test_settings_for_trackers_are_flat_and_name_no_place_and_no_secret() -> Non
 
 
 @pytest.mark.parametrize("name", EXTRAS)
-def test_a_tracker_that_is_not_installed_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_is_not_installed_is_one_line(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     run: Any = SimpleNamespace(checkpoint_copies=None, logger=dict.fromkeys(["csv", name]))
     with pytest.raises(InputError, match=rf"logger={name} needs the package {name}; .*'\.\[{name}\]'"):
@@ -241,8 +235,8 @@ def test_a_tracker_that_is_not_installed_is_one_line(name: str, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_a_restart_from_the_copies_continues_the_same_wandb_run_and_curves_with_the_head_as_an_artifact(
-    tmp_path: Path, store_path: Path
-) -> None:
+    tmp_path, store_path
+):
     def train(pod: str, *arguments: str) -> tuple[str, list[int]]:
         """Return the id of the run, and the steps in metrics.csv."""
         folder = tmp_path / pod
@@ -257,7 +251,7 @@ def test_a_restart_from_the_copies_continues_the_same_wandb_run_and_curves_with_
     assert first == again and steps == [*range(len(steps))] and some == steps[: len(some)] != steps
 
 
-def test_online_the_store_is_an_input_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_online_the_store_is_an_input_of_the_run(tmp_path, monkeypatch):
     seen = []
 
     class Run:
@@ -279,7 +273,7 @@ def test_online_the_store_is_an_input_of_the_run(tmp_path: Path, monkeypatch: py
 
 
 @LIGHTNING_WARNS
-def test_tensorboard_by_one_key(tmp_path: Path, store_path: Path) -> None:
+def test_tensorboard_by_one_key(tmp_path, store_path):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     Run(tmp_path / "run", store_path, "logger=tensorboard", "trainer.max_epochs=1").fit()
     assert (tmp_path / "run" / "metrics.csv").is_file()

@@ -35,7 +35,7 @@ class WithoutRate(AdamWCosine):
         return None
 
 
-def test_an_own_class_that_returns_no_optimizer_or_no_rate_is_one_line() -> None:
+def test_an_own_class_that_returns_no_optimizer_or_no_rate_is_one_line():
     with pytest.raises(InputError, match=r"optim=WithoutRate: its `scale` returns None at step 0; return a factor"):
         WithoutRate(lr=1.0, **SETTINGS).build(make_head(), total_steps=20)
     with pytest.raises(InputError, match=r"optim=Forgetful: its `optimizer` returns NoneType; return a torch\.optim"):
@@ -43,7 +43,7 @@ def test_an_own_class_that_returns_no_optimizer_or_no_rate_is_one_line() -> None
 
 
 @pytest.mark.parametrize("optim", [AdamWCosine(lr=2.0, **SETTINGS), MuonCosine(lr=2.0, **SETTINGS)])
-def test_it_warms_up_falls_along_a_cosine_and_stays_at_the_end(optim: AdamWCosine) -> None:
+def test_it_warms_up_falls_along_a_cosine_and_stays_at_the_end(optim):
     optimizer, schedule = optim.build(make_head(), total_steps=20)
     rates = []
     for _ in range(25):
@@ -58,7 +58,7 @@ def test_it_warms_up_falls_along_a_cosine_and_stays_at_the_end(optim: AdamWCosin
     assert rates[20:] == pytest.approx([0.5] * 5)
 
 
-def test_the_rate_stays_constant_between_warm_up_and_decay() -> None:
+def test_the_rate_stays_constant_between_warm_up_and_decay():
     optim = AdamWCosine(lr=2.0, **SETTINGS | {"decay_fraction": 0.2, "final_lr_fraction": 0.0})
     scales = [optim.scale(step, total_steps=20) for step in range(21)]
     assert scales[1:17] == [1.0] * 16
@@ -73,7 +73,7 @@ def step(head: DraftHead, *optimizers: Optimizer, seed: int) -> None:
         optimizer.step()
 
 
-def test_muon_takes_the_matrices_inside_the_head_and_adamw_the_rest() -> None:
+def test_muon_takes_the_matrices_inside_the_head_and_adamw_the_rest():
     head = make_head(fc_norm=True)
     other = deepcopy(head)
     optimizer = MUON.optimizer(head)
@@ -87,14 +87,14 @@ def test_muon_takes_the_matrices_inside_the_head_and_adamw_the_rest() -> None:
     torch.testing.assert_close(head.state_dict(), other.state_dict())
 
 
-def test_matrices_are_divided_by_their_work() -> None:
+def test_matrices_are_divided_by_their_work():
     shapes = [(8, 8), (64, 64), (8, 64), (64, 64), (64, 8), (32, 32)]
     assert divided([torch.empty(shape) for shape in shapes], 2) == [1, 0, 1, 1, 1, 0]
     assert set(divided([torch.empty(8, 8)] * 4, 4)) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("shape", [(48, 16), (16, 48)])
-def test_muon_multiplies_in_float32_on_a_cpu(shape: tuple[int, int]) -> None:
+def test_muon_multiplies_in_float32_on_a_cpu(shape):
     weight = torch.nn.Parameter(torch.zeros(shape))
     weight.grad = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     PortableMuon([weight], lr=1.0, weight_decay=0.0, adjust_lr_fn="match_rms_adamw").step()
@@ -107,7 +107,7 @@ def test_muon_multiplies_in_float32_on_a_cpu(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_recorded_muon_takes_the_steps_of_muon(device: str) -> None:
+def test_a_recorded_muon_takes_the_steps_of_muon(device):
     head = make_head(fc_norm=True).to(device)
     other = deepcopy(head)
     recorded = MUON.build(head, total_steps=20, by_graph=True)
@@ -123,7 +123,7 @@ def test_a_recorded_muon_takes_the_steps_of_muon(device: str) -> None:
 
 
 @pytest.mark.parametrize("by_graph", [False, True])
-def test_a_loaded_muon_continues_as_if_it_had_never_stopped(by_graph: bool) -> None:
+def test_a_loaded_muon_continues_as_if_it_had_never_stopped(by_graph):
     head = make_head()
     optimizer, schedule = MUON.build(head, total_steps=20, by_graph=by_graph)
     for seed in range(3):

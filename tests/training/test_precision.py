@@ -1,6 +1,5 @@
 """trainer=auto: bf16 where there is a GPU to train on, float32 on the CPU and on Apple's GPUs."""
 
-from pathlib import Path
 from typing import Any
 
 import lightning
@@ -26,9 +25,7 @@ pytestmark = LIGHTNING_WARNS
     ("accelerator", "gpu", "precision"),
     [("auto", True, "bf16-mixed"), ("auto", False, "32-true"), ("gpu", True, "bf16-mixed"), ("cpu", True, "32-true")],
 )
-def test_auto_takes_bf16_where_it_trains_on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, accelerator: str, gpu: bool, precision: str
-) -> None:
+def test_auto_takes_bf16_where_it_trains_on_a_gpu(monkeypatch, accelerator, gpu, precision):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     assert chosen_precision({"precision": "auto", "accelerator": accelerator}) == precision
     assert chosen_precision({"precision": "32-true", "accelerator": accelerator}) == "32-true"
@@ -48,9 +45,7 @@ def test_auto_takes_bf16_where_it_trains_on_a_gpu(
         (["trainer=gpu", "trainer.num_nodes=2"], 1, True),
     ],
 )
-def test_every_gpu_trains_unless_fewer_are_named(
-    monkeypatch: pytest.MonkeyPatch, overrides: list[str], gpus: int, several: bool
-) -> None:
+def test_every_gpu_trains_unless_fewer_are_named(monkeypatch, overrides, gpus, several):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     assert trains_on_several(OmegaConf.to_container(composed("train", *overrides).trainer, resolve=True)) is several
@@ -86,7 +81,7 @@ class OnMps(lightning.Callback):
     on_validation_batch_start, on_validation_batch_end = on_train_batch_start, on_train_batch_end
 
 
-def test_steps_use_no_float64_where_auto_finds_apples_gpu_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_use_no_float64_where_auto_finds_apples_gpu_only(tmp_path, monkeypatch):
     for accelerator in (MPSAccelerator, fabric.accelerators.MPSAccelerator):
         monkeypatch.setattr(accelerator, "is_available", lambda: True)
     monkeypatch.setattr(MPSAccelerator, "get_parallel_devices", lambda devices: [torch.device("cpu")])
@@ -101,7 +96,7 @@ def test_steps_use_no_float64_where_auto_finds_apples_gpu_only(tmp_path: Path, m
     assert on_mps.steps > 6
 
 
-def test_fp8_is_unpacked_before_it_goes_to_apples_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_is_unpacked_before_it_goes_to_apples_gpu(monkeypatch):
     """The device has no float8."""
     pack = pack_samples([in_fp8(random_samples(1)[0])], anchors_in_step=1, samples_in_step=1, pin=False)
     on_cpu, sent = pack.to(torch.device("cpu")), list[Any]()

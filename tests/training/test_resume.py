@@ -94,9 +94,7 @@ STARTS: list[tuple[Steps, Steps, str | None, str | None]] = [
 
 
 @pytest.mark.parametrize(("here", "there", "given", "expected"), STARTS)
-def test_a_start_resumes_the_latest_checkpoint_and_costs_none(
-    tmp_path: Path, save: Saved, here: Steps, there: Steps, given: str | None, expected: str | None
-) -> None:
+def test_a_start_resumes_the_latest_checkpoint_and_costs_none(tmp_path, save, here, there, given, expected):
     run = tmp_path / "run"
     places = {"RUN": run / "checkpoints", "COPIES": tmp_path / "copies", "OTHER": tmp_path / "other/checkpoints"}
     for place, steps in (("RUN", here), ("COPIES", there), ("OTHER", {LAST: 9})):
@@ -111,9 +109,7 @@ def test_a_start_resumes_the_latest_checkpoint_and_costs_none(
         assert expected in refusal(run, given, places["COPIES"])
 
 
-def test_an_earlier_checkpoint_resumes_a_run_only_once_a_damaged_one_is_deleted_and_with_its_optimizer(
-    tmp_path: Path, save: Saved
-) -> None:
+def test_an_earlier_checkpoint_resumes_a_run_only_once_a_damaged_one_is_deleted_and_with_its_optimizer(tmp_path, save):
     folder = tmp_path / "run/checkpoints"
     best, last = save(folder / "best-step8.ckpt", 8), save(folder / "last.ckpt", 9)
     last.write_bytes(last.read_bytes()[:1000])
@@ -124,7 +120,7 @@ def test_an_earlier_checkpoint_resumes_a_run_only_once_a_damaged_one_is_deleted_
         read_resumed(str(best))
 
 
-def test_a_run_that_was_continued_elsewhere_resumes_from_the_later_copy(tmp_path: Path, save: Saved) -> None:
+def test_a_run_that_was_continued_elsewhere_resumes_from_the_later_copy(tmp_path, save):
     run, copies = tmp_path / "run", tmp_path / "copies"
     for step, folder in ((100, run / "checkpoints"), (500, copies)):
         save(folder / "last.ckpt", step)
@@ -135,21 +131,21 @@ def test_a_run_that_was_continued_elsewhere_resumes_from_the_later_copy(tmp_path
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoints"])
-def test_copies_are_not_the_checkpoints_themselves(inside: str, tmp_path: Path) -> None:
+def test_copies_are_not_the_checkpoints_themselves(inside, tmp_path):
     run = tmp_path / "run"
     own = f"checkpoint_copies={run / inside} is the run's own folder"
     assert own in refusal(run, None, run / inside)
     assert own in refusal(run, "auto", run / inside)
 
 
-def test_copies_of_another_training_are_refused(tmp_path: Path, save: Saved) -> None:
+def test_copies_of_another_training_are_refused(tmp_path, save):
     run, copies = tmp_path / "run", save(tmp_path / "copies/last.ckpt", 500, seed=1).parent
     save(run / "checkpoints/last.ckpt", 100)
     message = f"checkpoint_copies={copies} has another training than hydra.run.dir={run} (seed=0 then, 1 now)"
     assert message in refusal(run, "auto", copies)
 
 
-def test_an_explicit_checkpoint_does_not_replace_the_copies_of_another_training(tmp_path: Path, save: Saved) -> None:
+def test_an_explicit_checkpoint_does_not_replace_the_copies_of_another_training(tmp_path, save):
     copies = tmp_path / "copies"
     started(tmp_path / "first", copies).close()  # nothing was saved: the folder is free again
     kill(started(tmp_path / "second", copies, None), copies)
@@ -164,9 +160,7 @@ def test_an_explicit_checkpoint_does_not_replace_the_copies_of_another_training(
     assert copied.read_bytes() == before["last.ckpt"]
 
 
-def test_a_run_that_resumes_from_a_named_checkpoint_keeps_its_copies_unless_they_are_later(
-    tmp_path: Path, save: Saved
-) -> None:
+def test_a_run_that_resumes_from_a_named_checkpoint_keeps_its_copies_unless_they_are_later(tmp_path, save):
     run, copies = tmp_path / "run", tmp_path / "copies"
     kill(started(run, copies, None), copies)
     last, copy = save(run / "checkpoints/last.ckpt", 100), save(copies / "last.ckpt", 90)
@@ -177,7 +171,7 @@ def test_a_run_that_resumes_from_a_named_checkpoint_keeps_its_copies_unless_they
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_restart_without_its_folder_is_the_run_of_its_copies(tmp_path: Path, save: Saved, saved: bool) -> None:
+def test_a_restart_without_its_folder_is_the_run_of_its_copies(tmp_path, save, saved):
     run, copies = tmp_path / "run", tmp_path / "copies"
     killed = started(run, copies)
     if saved:
@@ -194,9 +188,7 @@ def test_a_restart_without_its_folder_is_the_run_of_its_copies(tmp_path: Path, s
 
 
 @pytest.mark.parametrize(("word", "locked"), [(None, True), ("auto", False)])
-def test_of_two_trainings_that_start_together_the_second_is_refused(
-    tmp_path: Path, word: str | None, locked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_trainings_that_start_together_the_second_is_refused(tmp_path, word, locked, monkeypatch):
     """Not locked: as in a bucket, or on two machines with a file system that has no locks."""
     copies = tmp_path / "copies"
     if not locked:
@@ -214,8 +206,8 @@ def test_of_two_trainings_that_start_together_the_second_is_refused(
 
 
 def test_in_a_bucket_a_second_start_is_refused_while_the_first_runs_and_a_restart_after_a_kill_continues(
-    tmp_path: Path, save: Saved, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, save, monkeypatch, caplog
+):
     """A pod with a disk of its own has the run's folder under the same name, on another host."""
     caplog.set_level("INFO")
     for name, seconds in (("RENEWED", 0.05), ("WATCHED", 1.0)):
@@ -253,9 +245,7 @@ def test_in_a_bucket_a_second_start_is_refused_while_the_first_runs_and_a_restar
             each.close()
 
 
-def test_a_process_whose_copies_another_one_has_claimed_writes_no_more(
-    tmp_path: Path, save: Saved, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_whose_copies_another_one_has_claimed_writes_no_more(tmp_path, save, monkeypatch):
     """A pod that was taken for dead, say, while its Job was started again."""
     monkeypatch.setattr("eagle3.training.copies.hold", lambda folder: nullcontext())
     copies, last = tmp_path / "copies", tmp_path / "run/checkpoints/last.ckpt"
@@ -280,9 +270,7 @@ def test_a_process_whose_copies_another_one_has_claimed_writes_no_more(
     assert (copies / "last.ckpt").read_bytes() == kept and "500" in (copies / run.name).read_text()
 
 
-def test_a_kill_while_checkpoints_are_copied_loses_none(
-    tmp_path: Path, save: Saved, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_while_checkpoints_are_copied_loses_none(tmp_path, save, monkeypatch):
     run, copies = tmp_path / "run", save(tmp_path / "copies/last.ckpt", 500).parent
     save(copies / "best-step400.ckpt", 400)
     (run / "checkpoints").mkdir(parents=True)
@@ -303,7 +291,7 @@ def test_a_kill_while_checkpoints_are_copied_loses_none(
 
 
 @pytest.mark.slow
-def test_a_run_elsewhere_continues_from_copies_in_a_bucket(tmp_path: Path) -> None:
+def test_a_run_elsewhere_continues_from_copies_in_a_bucket(tmp_path):
     store = write_store(tmp_path / "store", random_samples(60))
 
     def train(run: str, *overrides: str) -> dict[str, Any]:

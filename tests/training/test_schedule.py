@@ -73,8 +73,8 @@ CHANGES = [(1, 2, 4), (2, 1, 15)]  # packs of a step then and now, steps before
 
 @pytest.mark.parametrize(("then", "now", "steps"), CHANGES)
 def test_accumulation_that_changes_at_a_resume_leaves_the_rate_over_samples_as_it_was(
-    tmp_path: Path, store: Path, then: int, now: int, steps: int
-) -> None:
+    tmp_path, store, then, now, steps
+):
     accumulate = "trainer.accumulate_grad_batches="
     first = Run(tmp_path, store, *SETTINGS, f"{accumulate}{then}", signal_after=then * steps).stopped()
     Run(tmp_path, store, *SETTINGS, f"{accumulate}{now}", first.resume).fit()
@@ -82,7 +82,7 @@ def test_accumulation_that_changes_at_a_resume_leaves_the_rate_over_samples_as_i
 
 
 @pytest.mark.slow
-def test_ranks_that_change_at_a_resume_leave_the_rate_over_samples_as_it_was(tmp_path: Path, store: Path) -> None:
+def test_ranks_that_change_at_a_resume_leave_the_rate_over_samples_as_it_was(tmp_path, store):
     then, now, steps = 1, 2, 6
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     settings = [f"data.path={store}", f"hydra.run.dir={tmp_path}", "ckpt_path=auto", "trainer.accelerator=cpu",
@@ -96,7 +96,7 @@ def test_ranks_that_change_at_a_resume_leave_the_rate_over_samples_as_it_was(tmp
     assert_as_without_a_break(rates(tmp_path), then=then, now=now, steps=before)
 
 
-def test_a_training_that_becomes_longer_warms_up_again_and_falls_to_its_end() -> None:
+def test_a_training_that_becomes_longer_warms_up_again_and_falls_to_its_end():
     optim = adamw(lr=PEAK, warmup_fraction=0.2, final_lr_fraction=0.02)
     optimizer, schedule = optim.build(make_head(), total_steps=20)
     assert schedule.start(steps_in_epoch=10, max_epochs=2, max_steps=-1) is None
@@ -122,8 +122,8 @@ def test_a_training_that_becomes_longer_warms_up_again_and_falls_to_its_end() ->
 
 @pytest.mark.parametrize(("bound", "then", "now", "risen"), [("max_steps", 20, 30, True), ("max_epochs", 3, 2, False)])
 def test_the_log_of_a_resume_says_what_the_rate_does_when_the_training_has_another_length(
-    tmp_path: Path, store: Path, caplog: pytest.LogCaptureFixture, bound: str, then: int, now: int, risen: bool
-) -> None:
+    tmp_path, store, caplog, bound, then, now, risen
+):
     caplog.set_level("INFO", "eagle3")
     settings = [*SETTINGS, "trainer.val_check_interval=4"]
     first = Run(tmp_path, store, *settings, f"trainer.{bound}={then}", signal_after=None if risen else 20)

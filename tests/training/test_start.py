@@ -9,7 +9,7 @@ import torch
 from exported_head import Editable, as_specforge, as_speculators, export_head, with_origin
 from safetensors.torch import load_file, save_file
 from stores import open_store
-from training_runs import Run, Start
+from training_runs import Run
 
 from eagle3.errors import InputError
 from eagle3.features.store import FeatureStore
@@ -46,9 +46,7 @@ def validation(run: Run) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("options", "layout"), [("EAGLE-3", "ours"), ("EAGLE-3.1", "SpecForge"), ("one norm before fc", "speculators")]
 )
-def test_the_first_validation_is_that_of_the_head(
-    options: str, layout: str, train: Start, whole_run: Start, training_store: Path, tmp_path: Path
-) -> None:
+def test_the_first_validation_is_that_of_the_head(options, layout, train, whole_run, training_store, tmp_path):
     old = whole_run(*OPTIONS[options], ONE_EPOCH)
     head = Editable(exported(old, tmp_path / "head"))
     LAYOUTS[layout](head, open_store(training_store))
@@ -60,9 +58,7 @@ def test_the_first_validation_is_that_of_the_head(
     assert validation(new) == validation(old)
 
 
-def test_the_record_and_a_resumed_training_keep_the_head_that_the_training_started_from(
-    train: Start, whole_run: Start, tmp_path: Path
-) -> None:
+def test_the_record_and_a_resumed_training_keep_the_head_that_the_training_started_from(train, whole_run, tmp_path):
     head = exported(whole_run(ONE_EPOCH), tmp_path / "head")
     new = train("new", ONE_EPOCH, f"init_from={head}").fit()
     records = [read_record(folder, made_by="") for folder in (head, exported(new, tmp_path / "adapted"))]
@@ -79,7 +75,7 @@ def test_the_record_and_a_resumed_training_keep_the_head_that_the_training_start
         require_checkpoint_fits(checkpoint, other.data.source, other.module.head, other.module.settings)
 
 
-def test_a_head_is_refused_before_anything_is_trained(train: Start, whole_run: Start, tmp_path: Path) -> None:
+def test_a_head_is_refused_before_anything_is_trained(train, whole_run, tmp_path):
     old = whole_run(ONE_EPOCH)
     head = exported(old, tmp_path / "head")
     with pytest.raises(InputError, match=r"model\.num_kv_heads=4 contradicts init_from=\S+/head, whose head has 2"):

@@ -59,7 +59,7 @@ PACKS = {
 
 
 @all_pairs(pack=[*PACKS], normalize=["token", "sequence"])
-def test_what_fills_a_batch_up_changes_nothing(pack: str, normalize: str) -> None:
+def test_what_fills_a_batch_up_changes_nothing(pack, normalize):
     batch = ttt_batch(PACKS[pack](), ttt_steps=STEPS, **IN_STEP)
     sizes = Sizes.for_batch(batch)
     assert sizes.tokens > len(batch.pack.input_ids) and sizes.anchors > len(batch.anchors)
@@ -70,7 +70,7 @@ def test_what_fills_a_batch_up_changes_nothing(pack: str, normalize: str) -> Non
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-def test_a_smaller_batch_leaves_nothing_of_the_one_before() -> None:
+def test_a_smaller_batch_leaves_nothing_of_the_one_before():
     patterns = [[0, 1, 1, 1], [0, 0, 1, 1, 0, 2, 2]]
     large = ttt_batch(ragged_samples()[:2], ttt_steps=STEPS, **IN_STEP)
     small = ttt_batch([random_sample(turns, seed=9) for turns in patterns], ttt_steps=STEPS, **IN_STEP)
@@ -86,7 +86,7 @@ def test_a_smaller_batch_leaves_nothing_of_the_one_before() -> None:
     )
 
 
-def test_packs_of_a_training_have_few_sizes() -> None:
+def test_packs_of_a_training_have_few_sizes():
     def sizes(tokens: int, answer: int) -> Sizes:
         samples = [random_sample([0] * (100 - answer) + [1] * answer) for _ in range(tokens // 100)]
         return Sizes.for_batch(ttt_batch(samples, ttt_steps=STEPS))
@@ -99,7 +99,7 @@ class OwnLoss(UnrollLoss):
     pass
 
 
-def test_own_losses_and_sharded_heads_are_not_recorded() -> None:
+def test_own_losses_and_sharded_heads_are_not_recorded():
     from random_head import SMALL
     from train_step import random_step, training_run
 
@@ -113,7 +113,7 @@ def test_own_losses_and_sharded_heads_are_not_recorded() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("setting", ["loss.normalize=token", "loss.normalize=sequence", "model.train_lm_head=false"])
-def test_a_graph_gives_the_numbers_of_the_step_without_one(setting: str) -> None:
+def test_a_graph_gives_the_numbers_of_the_step_without_one(setting):
     from random_head import SMALL, RandomSamples
     from train_step import random_step, training_run
 

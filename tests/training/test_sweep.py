@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def job(directory: Path, name: str, overrides: list[str], score: float | None, m
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
-def test_jobs_are_ranked_by_their_metric_and_failed_ones_come_last(tmp_path: Path, mode: str) -> None:
+def test_jobs_are_ranked_by_their_metric_and_failed_ones_come_last(tmp_path, mode):
     for number, (lr, decay, result) in enumerate([("1e-4", 0.8, 1.25), ("3e-4", 0.8, None), ("3e-4", 1.0, 1.5)]):
         score = -result if result and mode == "min" else result
         job(tmp_path, str(number), ["data.path=x", f"optim.lr={lr}", f"loss.decay={decay}"], score, mode)
@@ -51,7 +50,7 @@ def test_jobs_are_ranked_by_their_metric_and_failed_ones_come_last(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
-def test_seeds_of_the_same_settings_are_averaged(tmp_path: Path, mode: str) -> None:
+def test_seeds_of_the_same_settings_are_averaged(tmp_path, mode):
     jobs = [("lk", 1.25), ("lk", 1.5), ("lk", None), ("early", 1.5), ("early", 1.75), ("early", 2.0), ("other", 3.0)]
     for number, (loss, score) in enumerate(jobs):
         job(tmp_path, str(number), ["data.path=x", f"loss={loss}", f"seed={number % 3}"], score, mode)
@@ -65,7 +64,7 @@ def test_seeds_of_the_same_settings_are_averaged(tmp_path: Path, mode: str) -> N
     ]
 
 
-def test_a_mistyped_folder_is_named(tmp_path: Path) -> None:
+def test_a_mistyped_folder_is_named(tmp_path):
     command = [sys.executable, "-m", "eagle3.training.sweep", str(tmp_path / "swep")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -90,7 +89,7 @@ def composed(folder: Path, *overrides: str) -> DictConfig:
     return config
 
 
-def test_the_same_sweep_continues_in_its_folder_by_any_launcher(tmp_path: Path) -> None:
+def test_the_same_sweep_continues_in_its_folder_by_any_launcher(tmp_path):
     earlier_sweep(tmp_path, *RATES)  # without ckpt_path
     RankedTable().on_multirun_start(composed(tmp_path, "ckpt_path=auto", *RATES, "hydra.launcher={}"))
 
@@ -110,24 +109,20 @@ WORST = "hydra.sweeper.direction=minimize looks for the worst head: callbacks.be
         pytest.param(["hydra/sweeper=optuna"], WORST, marks=needs_optuna),
     ],
 )  # fmt: skip
-def test_a_sweep_that_would_mix_jobs_or_look_for_the_worst_is_one_line(
-    tmp_path: Path, error_of: Callable[..., str], overrides: list[str], reason: str
-) -> None:
+def test_a_sweep_that_would_mix_jobs_or_look_for_the_worst_is_one_line(tmp_path, error_of, overrides, reason):
     if RATES[0] in overrides:
         earlier_sweep(tmp_path, *RATES)
     assert reason in error_of(RankedTable().on_multirun_start, composed(tmp_path, *overrides))
 
 
-def test_a_sweep_whose_overrides_are_not_recorded_is_not_continued(
-    tmp_path: Path, error_of: Callable[..., str]
-) -> None:
+def test_a_sweep_whose_overrides_are_not_recorded_is_not_continued(tmp_path, error_of):
     """A study of Optuna: another one would choose other settings for the jobs that have checkpoints."""
     job(tmp_path, "0", ["optim.lr=1e-3", "seed=0"], 1.5)
     line = error_of(RankedTable().on_multirun_start, composed(tmp_path, *RATES, "ckpt_path=auto"))
     assert "cannot be continued: it has no multirun.yaml" in line
 
 
-def test_a_sweep_whose_jobs_still_run_is_not_continued(tmp_path: Path, error_of: Callable[..., str]) -> None:
+def test_a_sweep_whose_jobs_still_run_is_not_continued(tmp_path, error_of):
     earlier_sweep(tmp_path, *RATES)
     with hold(tmp_path / "0"):
         line = error_of(RankedTable().on_multirun_start, composed(tmp_path, *RATES, "ckpt_path=auto"))
@@ -138,7 +133,7 @@ FAILING = ("-m", "data.path=nowhere/features")
 BY_OVERRIDES = "hydra.sweep.subdir=${hydra.job.override_dirname}"
 
 
-def test_a_sweep_whose_folders_have_slashes_has_a_table_a_status_and_its_folder_for_itself(tmp_path: Path) -> None:
+def test_a_sweep_whose_folders_have_slashes_has_a_table_a_status_and_its_folder_for_itself(tmp_path):
     command = (*FAILING, f"hydra.sweep.dir={tmp_path}/sweep", BY_OVERRIDES)
     done = run_script("train", *command, "optim.lr=1e-3,3e-3")
     names = [f"data.path=nowhere/features,optim.lr={rate}" for rate in ("0.001", "0.003")]
@@ -148,14 +143,14 @@ def test_a_sweep_whose_folders_have_slashes_has_a_table_a_status_and_its_folder_
     assert again.returncode == 1 and "holds an earlier sweep of other jobs" in again.stderr
 
 
-def test_another_command_in_the_folder_of_a_sweep_is_not_in_its_table(tmp_path: Path) -> None:
+def test_another_command_in_the_folder_of_a_sweep_is_not_in_its_table(tmp_path):
     job(tmp_path, "0", ["seed=0"], 1.5)
     job(tmp_path, "compared", ["action=compare"], None)
     (tmp_path / "compared" / ".hydra" / "job").unlink()  # which only jobs of a sweep have
     assert [each["name"] for each in read_jobs(tmp_path)] == ["0"]
 
 
-def test_another_sweep_below_the_folder_of_one_is_not_in_its_table(tmp_path: Path) -> None:
+def test_another_sweep_below_the_folder_of_one_is_not_in_its_table(tmp_path):
     job(tmp_path / "group", "0", ["seed=0"], 1.5)
     for name in ("2", "3"):
         job(tmp_path / "other", name, ["seed=0"], 1.5)
@@ -171,23 +166,21 @@ def test_another_sweep_below_the_folder_of_one_is_not_in_its_table(tmp_path: Pat
         (("hydra.run.dir=mine",), "hydra.run.dir=mine is for a single run"),
     ],
 )
-def test_jobs_without_a_folder_of_their_own_in_the_sweep_s_are_one_line(
-    tmp_path: Path, words: tuple[str, ...], reason: str
-) -> None:
+def test_jobs_without_a_folder_of_their_own_in_the_sweep_s_are_one_line(tmp_path, words, reason):
     done = run_script("train", *FAILING, f"hydra.sweep.dir={tmp_path}/sweep", "seed=0,1", *words, cwd=tmp_path)
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 1 and last.startswith("error: ") and reason in last, done.stderr
 
 
 @pytest.mark.parametrize("command", [("precompute", "out_dir=DIR"), ("serve", "action=check", "head=HEAD")])
-def test_a_failed_job_of_any_script_is_in_the_exit_status(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_a_failed_job_of_any_script_is_in_the_exit_status(tmp_path, command):
     script, *words = command
     done = run_script(script, "-m", *words, f"hydra.sweep.dir={tmp_path}/sweep", "progress=true,false", cwd=tmp_path)
     assert done.returncode == 1 and done.stderr.count("error: ") == 2, done.stderr
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_continues_by_the_same_command(tmp_path: Path, store_path: Path) -> None:
+def test_a_killed_sweep_continues_by_the_same_command(tmp_path, store_path):
     folder = tmp_path / "sweep"
     every_step = ("callbacks.last.every_n_steps=1", "callbacks.last.min_seconds=0", "data.pack_tokens=48")
     options = ("trainer.log_every_n_steps=1", *every_step, "seed=0,1,2", "ckpt_path=auto")
@@ -213,9 +206,7 @@ decay: {decay}
 """
 
 
-def test_a_sweep_whose_files_have_changed_since_a_job_finished_does_not_continue(
-    tmp_path: Path, store_path: Path
-) -> None:
+def test_a_sweep_whose_files_have_changed_since_a_job_finished_does_not_continue(tmp_path, store_path):
     """The overrides are the same. What they name is not, and the table would show the jobs as one setting."""
     own = tmp_path / "team" / "conf" / "loss" / "early.yaml"
     own.parent.mkdir(parents=True)
@@ -251,9 +242,7 @@ LAUNCHERS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "plugin"), LAUNCHERS)
-def test_jobs_on_other_processes_share_the_store_and_one_failure_ends_no_other(
-    tmp_path: Path, store_path: Path, launcher: tuple[str, ...], plugin: str
-) -> None:
+def test_jobs_on_other_processes_share_the_store_and_one_failure_ends_no_other(tmp_path, store_path, launcher, plugin):
     pytest.importorskip(f"hydra_plugins.{plugin}")
     done = sweep(store_path, tmp_path / "sweep", *launcher, "optim.lr=-1,1e-3")
     table = done.stdout.splitlines()
@@ -263,9 +252,7 @@ def test_jobs_on_other_processes_share_the_store_and_one_failure_ends_no_other(
 
 
 @pytest.mark.slow
-def test_a_study_continues_after_a_failed_trial_and_looks_for_the_longest_accept_length(
-    tmp_path: Path, store_path: Path
-) -> None:
+def test_a_study_continues_after_a_failed_trial_and_looks_for_the_longest_accept_length(tmp_path, store_path):
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     drawn = ("hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=1")  # with a rate of -1 among them, and others
     study = ("hparams_search=optuna", "hydra.sweeper.n_trials=3", *drawn, "loss.decay=0.8")
@@ -277,7 +264,7 @@ def test_a_study_continues_after_a_failed_trial_and_looks_for_the_longest_accept
     assert found["best_value"] == max(scores.values())
 
 
-def test_a_launcher_of_slurm_on_a_machine_without_it_is_one_line(tmp_path: Path) -> None:
+def test_a_launcher_of_slurm_on_a_machine_without_it_is_one_line(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     done = run_script(
         "train", *sweep_command(tmp_path, tmp_path / "sweep", "hydra/launcher=submitit_slurm", "seed=0,1"),
@@ -292,7 +279,7 @@ def test_a_launcher_of_slurm_on_a_machine_without_it_is_one_line(tmp_path: Path)
     [("sweeper/optuna", "optuna"), ("launcher/joblib", "joblib"), ("launcher/submitit_slurm", "submitit"),
      ("launcher/submitit_local", "submitit"), ("launcher/ray", "ray-sweep")],
 )  # fmt: skip
-def test_a_plugin_that_is_not_installed_is_one_line(option: str, extra: str) -> None:
+def test_a_plugin_that_is_not_installed_is_one_line(option, extra):
     group, plugin = option.split("/")
     missing = f"In 'hydra/config': Could not load 'hydra/{option}'."
     told = wrong_override(MissingConfigException(missing, missing_cfg_file=None))
@@ -301,7 +288,7 @@ def test_a_plugin_that_is_not_installed_is_one_line(option: str, extra: str) -> 
 
 
 @pytest.mark.parametrize(("mode", "direction"), [("max", "maximize"), ("min", "minimize")])
-def test_a_search_looks_for_what_callbacks_best_calls_better(mode: str, direction: str) -> None:
+def test_a_search_looks_for_what_callbacks_best_calls_better(mode, direction):
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     overrides = ["hparams_search=optuna", f"callbacks.best.mode={mode}"]
     config = scripts.composed("train", *overrides, return_hydra_config=True)

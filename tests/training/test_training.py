@@ -15,7 +15,7 @@ from heads import ttt_batch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from stores import IDENTITY, ROOT, grow_store, random_samples, write_store
 from torch import Tensor
-from training_runs import LIGHTNING_WARNS, Run, Start, metrics
+from training_runs import LIGHTNING_WARNS, Run, metrics
 
 from eagle3.errors import InputError
 from eagle3.features.loss_mask import AllTurns, Everything, LastTurn
@@ -85,7 +85,7 @@ class DiesAtBatch(lightning.Callback):
             raise RuntimeError("killed")
 
 
-def test_training_in_bf16_lowers_the_loss_and_writes_metrics_and_checkpoints(train: Start) -> None:
+def test_training_in_bf16_lowers_the_loss_and_writes_metrics_and_checkpoints(train):
     options = ("trainer.precision=bf16-mixed", "trainer.max_epochs=6", "callbacks.early_stopping=null")
     done = train("run", *options).fit()
     rows = metrics(done)
@@ -103,9 +103,7 @@ def test_training_in_bf16_lowers_the_loss_and_writes_metrics_and_checkpoints(tra
     ("kernels", "layer", "loss"),
     [("kernels=plain", PlainLayer, plain_loss), ("kernels.layer=fused", FusedLayer, ChunkedLoss)],
 )
-def test_the_loss_curve_is_the_golden_one_with_the_kernels_of_the_config(
-    train: Start, kernels: str, layer: type, loss: Any, tmp_path: Path
-) -> None:
+def test_the_loss_curve_is_the_golden_one_with_the_kernels_of_the_config(train, kernels, layer, loss, tmp_path):
     """A refactor that should not change numbers must not; new numbers: write them down here with their reason."""
     store = write_store(tmp_path / "features", random_samples(60))
     settings = ("model=eagle3", "model.train_lm_head=true", "optim=adamw", "loss.decay=0.8", "trainer.max_epochs=2")
@@ -117,7 +115,7 @@ def test_the_loss_curve_is_the_golden_one_with_the_kernels_of_the_config(
     assert getattr(chosen.layer, "func", chosen.layer) is layer and loss in (chosen.loss, type(chosen.loss))
 
 
-def test_all_validations_see_the_same_packs(train: Start) -> None:
+def test_all_validations_see_the_same_packs(train):
     settings = ["trainer.val_check_interval=0.25", "trainer.max_epochs=1", "optim.lr=1e-20", "data.val_fraction=0.5"]
     done = train("run", *settings, "+trainer.limit_val_batches=2", "trainer.num_sanity_val_steps=1").fit()
     assert len(list(done.data.val_dataloader())) > 3
@@ -128,9 +126,7 @@ def test_all_validations_see_the_same_packs(train: Start) -> None:
 
 
 @pytest.mark.parametrize(("normalize", "tokens"), [("token", 30), ("sequence", 300)])
-def test_a_validation_logs_what_its_samples_have_one_by_one_however_they_are_packed(
-    train: Start, normalize: str, tokens: int
-) -> None:
+def test_a_validation_logs_what_its_samples_have_one_by_one_however_they_are_packed(train, normalize, tokens):
     settings = (f"loss.normalize={normalize}", f"data.pack_tokens={tokens}", "data.val_fraction=0.5")
     done = train("run", "trainer.max_epochs=1", *settings).fit()
     total = weights = 0.0
@@ -151,7 +147,7 @@ def test_a_validation_logs_what_its_samples_have_one_by_one_however_they_are_pac
     assert [logged[f"val/accuracy_{step}"] for step in range(3)] == pytest.approx((correct / trained).tolist())
 
 
-def test_gradients_are_clipped_by_norm_or_value_and_logged_before(train: Start) -> None:
+def test_gradients_are_clipped_by_norm_or_value_and_logged_before(train):
     settings = ["trainer.max_epochs=1", "trainer.gradient_clip_val=0.001"]
     by_norm = train("norm", *settings).fit()
     by_value = train("value", *settings, "+trainer.gradient_clip_algorithm=value").fit()
@@ -161,9 +157,7 @@ def test_gradients_are_clipped_by_norm_or_value_and_logged_before(train: Start) 
         assert len(norms) == 6 and min(norms) > 0.01
 
 
-def test_rates_are_logged_with_the_loss_and_the_learning_rate_is_that_of_the_step_and_one_for_all_groups(
-    train: Start,
-) -> None:
+def test_rates_are_logged_with_the_loss_and_the_learning_rate_is_that_of_the_step_and_one_for_all_groups(train):
     done = train("run", "trainer.log_every_n_steps=4", "trainer.accumulate_grad_batches=2").fit()
     rows = metrics(done)
     assert [bool(row["train/anchors_per_s"]) for row in rows] == [bool(row["train/loss"]) for row in rows]
@@ -174,7 +168,7 @@ def test_rates_are_logged_with_the_loss_and_the_learning_rate_is_that_of_the_ste
     assert len(groups) == 2 and len({group["lr"] for group in groups}) == 1
 
 
-def test_the_loss_of_a_step_is_what_the_loss_sums_without_its_weights(train: Start) -> None:
+def test_the_loss_of_a_step_is_what_the_loss_sums_without_its_weights(train):
     one = metrics(train("one", "ttt_steps=1", "loss.decay=0.5", "trainer.max_epochs=1").fit())
     for stage in ("train", "val"):
         of_step = [float(row[f"{stage}/loss_0"]) for row in one if row[f"{stage}/loss"]]
@@ -184,19 +178,19 @@ def test_the_loss_of_a_step_is_what_the_loss_sums_without_its_weights(train: Sta
     assert float(logged["val/loss_0"]) == pytest.approx(float(logged["val/loss"]), rel=1e-5)
 
 
-def test_the_loss_of_a_step_of_several_packs_is_that_of_all_of_them(train: Start) -> None:
+def test_the_loss_of_a_step_of_several_packs_is_that_of_all_of_them(train):
     """Six packs are an epoch: other packs in each epoch, but the same samples."""
     settings = ("trainer.accumulate_grad_batches=6", "optim.lr=1e-20", "trainer.max_epochs=2")
     first, second = [float(row["train/loss"]) for row in metrics(train("run", *settings).fit()) if row["train/loss"]]
     assert first == pytest.approx(second, rel=1e-5)
 
 
-def test_a_training_without_an_end_is_refused(train: Start) -> None:
+def test_a_training_without_an_end_is_refused(train):
     with pytest.raises(InputError, match=r"trainer\.max_epochs=-1 leaves the learning rate's schedule without an end"):
         train("run", "trainer.max_epochs=-1", "trainer.max_time='00:01:00:00'").fit()
 
 
-def test_an_own_loss_trains_without_a_gradient_of_its_own_and_a_callback_logs_its_terms(train: Start) -> None:
+def test_an_own_loss_trains_without_a_gradient_of_its_own_and_a_callback_logs_its_terms(train):
     own = (f"loss._target_={__name__}.LossWithTerms", f"+loss.divergence._target_={__name__}.WithoutSlopes")
     callback = f"+callbacks.terms={{_target_: {__name__}.LogsTerms}}"
     settings = (*own, callback, "trainer.max_epochs=1", "model.train_lm_head=true")
@@ -208,14 +202,14 @@ def test_an_own_loss_trains_without_a_gradient_of_its_own_and_a_callback_logs_it
     assert logged and all(doubled == pytest.approx(2 * loss) for doubled, loss in logged)
 
 
-def test_a_divergence_whose_derivative_is_wrong_is_refused_at_the_start(train: Start) -> None:
+def test_a_divergence_whose_derivative_is_wrong_is_refused_at_the_start(train):
     wrong = train("run", f"+loss.divergence._target_={__name__}.WrongSign")
     with pytest.raises(InputError, match=r"loss\.divergence=WrongSign has another gradient .* differs by .*`slopes`"):
         wrong.fit()
     assert not list(wrong.directory.glob("checkpoints/*"))
 
 
-def test_each_epoch_trains_each_sample_once_in_an_order_of_its_own(whole_run: Start) -> None:
+def test_each_epoch_trains_each_sample_once_in_an_order_of_its_own(whole_run):
     done = whole_run()
     per_epoch = [sorted(ref.entry.id for ref in done.data.train_samples)] * 3
     seen = [name for _, ids, _ in done.recorder.batches for name in ids]
@@ -225,7 +219,7 @@ def test_each_epoch_trains_each_sample_once_in_an_order_of_its_own(whole_run: St
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_over_two_stores_a_prompt_is_on_the_side_where_each_alone_has_it(train: Start, two_stores: list[str]) -> None:
+def test_over_two_stores_a_prompt_is_on_the_side_where_each_alone_has_it(train, two_stores):
     alone, joined = (train("run", f"data.path={path}").data for path in (two_stores[0], f"[{','.join(two_stores)}]"))
     sides = []
     for side in ("train_samples", "val_samples"):
@@ -236,7 +230,7 @@ def test_over_two_stores_a_prompt_is_on_the_side_where_each_alone_has_it(train: 
     assert len(limited.train_samples) + len(limited.val_samples) == 40
 
 
-def test_of_a_few_prompts_one_validates_whatever_the_fraction(tmp_path: Path) -> None:
+def test_of_a_few_prompts_one_validates_whatever_the_fraction(tmp_path):
     data = Run(tmp_path / "run", write_store(tmp_path / "few", random_samples(4)), "data.val_fraction=1e-9").data
     assert (len(data.train_samples), len(data.val_samples)) == (3, 1)
     with pytest.raises(InputError, match=r"data\.val_fraction=1e-09 leaves none of the 1 samples .*: the only one val"):
@@ -255,8 +249,8 @@ STOPS: list[tuple[int, int | None, list[str]]] = [  # after which batch, where t
 
 @pytest.mark.parametrize(("stop_after", "saved_after", "options"), STOPS)
 def test_resuming_mid_epoch_repeats_nothing_skips_nothing_and_ends_with_the_same_weights(
-    train: Start, whole_run: Start, two_stores: list[str], stop_after: int, saved_after: int | None, options: list[str]
-) -> None:
+    train, whole_run, two_stores, stop_after, saved_after, options
+):
     options = [option.replace("TWO", f"[{','.join(two_stores)}]") for option in options]
     whole = whole_run(*options)
     first = train("parts", *options, signal_after=stop_after).stopped()
@@ -277,9 +271,7 @@ def assert_continues(rest: Run, whole: Run, before: list[tuple[int, tuple[str, .
         assert torch.equal(weight, rest.weights[name]), name
 
 
-def test_a_training_whose_store_has_gained_samples_continues_with_those_that_it_had(
-    train: Start, whole_run: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_training_whose_store_has_gained_samples_continues_with_those_that_it_had(train, whole_run, tmp_path, caplog):
     options = ["trainer.max_epochs=2", "model.draft_vocab_size=20"]  # which the answers of the store decide
     store = write_store(tmp_path / "grown", random_samples(26))
     other = write_store(tmp_path / "other", random_samples(30)[26:])
@@ -295,7 +287,7 @@ def test_a_training_whose_store_has_gained_samples_continues_with_those_that_it_
 
 
 @pytest.mark.parametrize("ended_by", ["max_steps=2", "max_steps=9", "max_epochs=1"])  # of 6 steps
-def test_a_run_that_a_bound_ended_continues_with_what_is_left(train: Start, whole_run: Start, ended_by: str) -> None:
+def test_a_run_that_a_bound_ended_continues_with_what_is_left(train, whole_run, ended_by):
     options = ["trainer.val_check_interval=2", "optim.warmup_fraction=0", "optim.final_lr_fraction=1"]  # a flat rate
     whole, first = whole_run(*options), train("parts", *options, f"trainer.{ended_by}").fit()
     rest = train("parts", *options, first.resume).fit()
@@ -316,13 +308,13 @@ class Diverges(lightning.Callback):
             weight.data[0, 0] = torch.nan
 
 
-def test_an_own_loss_that_is_nan_is_named(train: Start) -> None:
+def test_an_own_loss_that_is_nan_is_named(train):
     run = train("run", f"loss._target_={__name__}.NanLoss")
     with pytest.raises(InputError, match=r"the training has diverged.*, or correct NanLoss, which is your own$"):
         run.fit()
 
 
-def test_a_loss_that_weights_nothing_is_named(train: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_that_weights_nothing_is_named(train, caplog):
     train("run", f"loss._target_={__name__}.Weightless", "trainer.max_epochs=1").fit()
     assert "train/loss=0: loss=Weightless gives no token a weight there" in caplog.text
 
@@ -339,8 +331,8 @@ DIVERGED: dict[str, tuple[Diverges, list[str], int | None, str, int | None]] = {
 
 @pytest.mark.parametrize(("diverges", "settings", "signal_after", "message", "kept"), DIVERGED.values(), ids=DIVERGED)
 def test_a_training_that_has_diverged_ends_before_a_checkpoint_has_its_weights(
-    train: Start, diverges: Diverges, settings: list[str], signal_after: int | None, message: str, kept: int | None
-) -> None:
+    train, diverges, settings, signal_after, message, kept
+):
     run = train("run", *settings, signal_after=signal_after)
     run.trainer.callbacks.insert(0, diverges)
     with pytest.raises(InputError, match=rf"{message}: the training has diverged.* a lower optim\.lr"):
@@ -350,7 +342,7 @@ def test_a_training_that_has_diverged_ends_before_a_checkpoint_has_its_weights(
     assert all(each.weights["head.fc.weight"].isfinite().all() for each in saved if each)
 
 
-def test_checkpoints_are_at_least_min_seconds_apart(train: Start) -> None:
+def test_checkpoints_are_at_least_min_seconds_apart(train):
     run = train("run", "callbacks.last.every_n_steps=3", "callbacks.last.min_seconds=3600")
     run.trainer.callbacks.append(DiesAtBatch(10))
     with pytest.raises(RuntimeError, match="killed"):
@@ -358,7 +350,7 @@ def test_checkpoints_are_at_least_min_seconds_apart(train: Start) -> None:
     assert not (run.directory / "checkpoints" / "last.ckpt").exists()
 
 
-def test_a_kill_after_an_epochs_last_step_loses_no_epoch(train: Start, whole_run: Start) -> None:
+def test_a_kill_after_an_epochs_last_step_loses_no_epoch(train, whole_run):
     whole = whole_run()
     first = train("parts", "callbacks.last.every_n_steps=6")
     first.trainer.callbacks.append(DiesAtBatch(8))
@@ -368,7 +360,7 @@ def test_a_kill_after_an_epochs_last_step_loses_no_epoch(train: Start, whole_run
     assert_continues(rest, whole, whole.recorder.batches[:6])
 
 
-def test_a_resumed_run_drops_the_best_checkpoints_that_a_kill_left_and_keeps_its_own(train: Start) -> None:
+def test_a_resumed_run_drops_the_best_checkpoints_that_a_kill_left_and_keeps_its_own(train):
     first = train("run", signal_after=8).stopped()
     folder = first.directory / "checkpoints"
     [best] = folder.glob("best-*.ckpt")
@@ -383,7 +375,7 @@ def test_a_resumed_run_drops_the_best_checkpoints_that_a_kill_left_and_keeps_its
     assert [Path(rest.trainer.checkpoint_callback.best_model_path)] == list(folder.glob("best-*.ckpt"))
 
 
-def test_a_score_whose_checkpoint_is_gone_keeps_no_later_one_from_being_saved(train: Start) -> None:
+def test_a_score_whose_checkpoint_is_gone_keeps_no_later_one_from_being_saved(train):
     def run(*overrides: str) -> ModelCheckpoint:
         started = train("run", "callbacks.best.monitor=val/loss", "callbacks.best.mode=min", *overrides)
         started.trainer.checkpoint_callback.mode = "max"  # the loss falls: the first validation is the best
@@ -398,7 +390,7 @@ def test_a_score_whose_checkpoint_is_gone_keeps_no_later_one_from_being_saved(tr
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed.*")
-def test_a_run_deletes_no_best_checkpoints_of_a_folder_that_it_does_not_resume(train: Start, tmp_path: Path) -> None:
+def test_a_run_deletes_no_best_checkpoints_of_a_folder_that_it_does_not_resume(train, tmp_path):
     best = tmp_path / "second" / "checkpoints" / "best-step99-accept9.000.ckpt"
     best.parent.mkdir(parents=True)
     best.write_bytes(b"of another run")
@@ -409,7 +401,7 @@ def test_a_run_deletes_no_best_checkpoints_of_a_folder_that_it_does_not_resume(t
     assert best.read_bytes() == b"of another run"
 
 
-def test_a_run_whose_folder_has_moved_keeps_its_best_checkpoint(train: Start, tmp_path: Path) -> None:
+def test_a_run_whose_folder_has_moved_keeps_its_best_checkpoint(train, tmp_path):
     first = train("run", "trainer.max_epochs=2").fit()
     best = Path(first.trainer.checkpoint_callback.best_model_path)
     moved = shutil.move(first.directory, tmp_path / "moved") / "checkpoints"
@@ -420,9 +412,7 @@ def test_a_run_whose_folder_has_moved_keeps_its_best_checkpoint(train: Start, tm
     assert best.name == kept.name or not (moved / best.name).exists()
 
 
-def test_early_stopping_ends_a_run_for_good_unless_it_is_resumed_with_more_patience(
-    train: Start, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_early_stopping_ends_a_run_for_good_unless_it_is_resumed_with_more_patience(train, caplog):
     caplog.set_level("INFO", "eagle3")
     settings = ("optim.lr=1e-9", "trainer.max_epochs=20", "callbacks.early_stopping.patience=1")
     first = train("run", *settings).fit()
@@ -443,12 +433,12 @@ def test_early_stopping_ends_a_run_for_good_unless_it_is_resumed_with_more_patie
         ("model.num_heads=5", r"model\.num_heads=5 does not divide the target's hidden size of 16"),
     ],
 )
-def test_bad_input_names_the_key_the_value_and_the_fix(train: Start, override: str, message: str) -> None:
+def test_bad_input_names_the_key_the_value_and_the_fix(train, override, message):
     with pytest.raises(InputError, match=message):
         train("run", override)
 
 
-def test_a_mask_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_mask_that_leaves_nothing_is_refused(tmp_path):
     samples = [replace(sample, input_ids=torch.full_like(sample.input_ids, 7)) for sample in random_samples(6)]
     store = write_store(tmp_path / "store", samples, reasoning_ids=[[7], [8]])
     with pytest.raises(InputError, match="loss_mask=WithoutReasoning leaves nothing to train"):
@@ -473,8 +463,8 @@ OTHERS: list[tuple[list[str], list[str]]] = [
 
 @pytest.mark.parametrize(("overrides", "messages"), OTHERS, ids=["target", "head", "settings"])
 def test_a_checkpoint_continues_only_with_its_target_its_head_and_the_settings_that_decide_its_training(
-    train: Start, whole_run: Start, tmp_path: Path, overrides: list[str], messages: list[str]
-) -> None:
+    train, whole_run, tmp_path, overrides, messages
+):
     other = write_store(tmp_path / "other", random_samples(60), target=replace(IDENTITY, name="other", config_hash="x"))
     second = train("second", *(each.replace("OTHER", str(other)) for each in overrides))
     last = read_resumed(f"{whole_run().directory}/checkpoints/last.ckpt")
@@ -484,7 +474,7 @@ def test_a_checkpoint_continues_only_with_its_target_its_head_and_the_settings_t
     assert not re.search("loss_chunk|readers", str(refused.value))
 
 
-def test_a_checkpoint_of_other_draft_tokens_is_refused(train: Start, whole_run: Start) -> None:
+def test_a_checkpoint_of_other_draft_tokens_is_refused(train, whole_run):
     second, last = train("second"), read_resumed(f"{whole_run().directory}/checkpoints/last.ckpt")
     second.module.head.draft_ids[0] = second.module.head.draft_ids[1]
     with pytest.raises(InputError, match=r"another head .*other tokens in the draft vocabulary"):
@@ -492,7 +482,7 @@ def test_a_checkpoint_of_other_draft_tokens_is_refused(train: Start, whole_run: 
 
 
 @pytest.mark.parametrize("mask", [LastTurn(), AllTurns(), Everything()])
-def test_the_normaliser_counts_the_rows_that_the_mask_leaves(tmp_path: Path, mask: AllTurns) -> None:
+def test_the_normaliser_counts_the_rows_that_the_mask_leaves(tmp_path, mask):
     store = write_store(tmp_path / "features", random_samples(60, stored="all"), teachers="all")
     for pack in feature_data(str(store), loss_mask=mask).val_dataloader():
         prompts_too = len(pack.pack.input_ids) - 2 * len(pack.pack.sample_ids)

@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_cluster_whose_workers_die_makes_the_store_of_one_process(folder: Path) -> None:
+def test_a_cluster_whose_workers_die_makes_the_store_of_one_process(folder):
     command = [sys.executable, "precompute.py", *settings(folder, folder / "ray"), "workers=ray", "workers.restarts=99"]
     cluster = [sys.executable, "tests/ray_cluster.py", f"--kills={KILLS}", "--nodes=2", "--", *command]
     done = run([*OWN_NETWORK, *cluster])
@@ -71,9 +71,7 @@ def test_a_cluster_whose_workers_die_makes_the_store_of_one_process(folder: Path
 NOTED = "echo 127.0.0.1:1 > /tmp/ray/ray_current_cluster"  # as a cluster that was killed leaves it
 
 
-def test_a_cluster_that_is_gone_is_replaced_and_a_worker_whose_log_cannot_be_written_is_named(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_cluster_that_is_gone_is_replaced_and_a_worker_whose_log_cannot_be_written_is_named(folder, tmp_path):
     shutil.copytree(folder / "here/prompts", tmp_path / "prompts")
     (tmp_path / "logs/worker-0.log").mkdir(parents=True)
     own = ["stages=[answers]", "workers=ray", "workers.gpus=0", "workers.count=1"]
@@ -98,6 +96,6 @@ except KeyboardInterrupt:
 """
 
 
-def test_sigterm_ends_a_command_with_a_cluster_like_ctrl_c() -> None:
+def test_sigterm_ends_a_command_with_a_cluster_like_ctrl_c():
     done = run([*OWN_NETWORK, sys.executable, "-c", INTERRUPTED])
     assert (done.returncode, done.stdout) == (0, "as by Ctrl-C\n")

@@ -1,6 +1,6 @@
 """Calls that share workers: the task is made once, and each call has the results of its own items."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,7 +49,7 @@ class TwoWorkers:
 
 
 @pytest.mark.parametrize("kind", [InProcess, TwoWorkers])
-def test_calls_share_one_task_that_ends_with_the_last(kind: Callable[[], Workers]) -> None:
+def test_calls_share_one_task_that_ends_with_the_last(kind):
     build = Built()
     with Continued(kind) as workers:
         for numbers in (range(7), range(0), range(7, 8), range(8, 20)):
@@ -63,7 +63,7 @@ def test_calls_share_one_task_that_ends_with_the_last(kind: Callable[[], Workers
     assert build.said == ["made", "ended"] * 2
 
 
-def test_nothing_is_made_for_no_items_and_an_error_ends_the_task_at_once() -> None:
+def test_nothing_is_made_for_no_items_and_an_error_ends_the_task_at_once():
     build = Built()
     with Continued(InProcess) as workers:
         assert results(workers, build, range(0), ProgressBuffer()) == {}

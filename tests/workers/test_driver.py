@@ -5,7 +5,6 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +28,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_workers_hold_all_they_may_when_the_last_item_is_handed_out(slow: bool) -> None:
+def test_workers_hold_all_they_may_when_the_last_item_is_handed_out(slow):
     pool, held = SteadyPool(slow), list[list[int]]()
 
     def items() -> Iterator[Keyed]:
@@ -113,21 +112,21 @@ def squares(
     return dict(given)
 
 
-def test_every_item_has_one_result_by_many_workers_as_by_this_process_alone() -> None:
+def test_every_item_has_one_result_by_many_workers_as_by_this_process_alone():
     many, one = ProgressBuffer(), ProgressBuffer()
     assert squares(Squares(), many) == EXPECTED
     assert dict(pair for some in InProcess()(Squares(), iter(ITEMS), one, ahead=1) for pair in some) == EXPECTED
     assert (many.ended, many.tokens) == (one.ended, one.tokens) == (200, 2000)
 
 
-def test_what_lost_workers_held_is_done_by_others_and_counted_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_lost_workers_held_is_done_by_others_and_counted_once(caplog):
     with Meter(200, desc="squares", unit="number", of="tokens") as meter:
         assert squares(Squares(), meter, lost=0.3, restarts=1000) == EXPECTED
         assert meter.bar.n == 200 and meter.note.endswith(" of 3 workers")
     assert "items (by a test); other workers take over its work" in caplog.text
 
 
-def test_results_that_come_at_once_are_given_no_rate(caplog: pytest.LogCaptureFixture) -> None:
+def test_results_that_come_at_once_are_given_no_rate(caplog):
     caplog.set_level("INFO")
     for seconds in (0.5, 60):
         with Meter(2, desc=f"{seconds} s", unit="number", of="tokens") as meter:
@@ -139,7 +138,7 @@ def test_results_that_come_at_once_are_given_no_rate(caplog: pytest.LogCaptureFi
     assert caplog.messages == ["60 s: 10 tokens/s, counted from the first result"]
 
 
-def test_a_worker_that_cannot_start_is_named_and_the_others_continue(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_cannot_start_is_named_and_the_others_continue(caplog):
     assert squares(Squares(refused=frozenset([1])), ProgressBuffer()) == EXPECTED
     assert "worker 1 on" in caplog.text and "there is no target here; the other 2 continue" in caplog.text
 
@@ -152,9 +151,7 @@ def test_a_worker_that_cannot_start_is_named_and_the_others_continue(caplog: pyt
         (Squares(), {"count": 1, "lost": 1, "restarts": 2}, r".*, 3 times without a result: workers\.restarts=2"),
     ],
 )
-def test_a_run_whose_workers_all_fail_ends_with_the_reason_of_the_last(
-    task: Squares, workers: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_whose_workers_all_fail_ends_with_the_reason_of_the_last(task, workers, reason, caplog):
     with pytest.raises(InputError, match=rf"workers: all have failed \(the last: {reason}\); .*run the same command"):
         squares(task, ProgressBuffer(), **workers)
     # The traceback of a fault is in the worker's log.
@@ -187,9 +184,7 @@ class DyingPool:
         pass
 
 
-def test_a_worker_that_is_lost_again_and_again_waits_longer_before_each_restart(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_that_is_lost_again_and_again_waits_longer_before_each_restart(monkeypatch, caplog):
     clock = [0.0]
     monkeypatch.setattr(driver.time, "monotonic", lambda: clock[0])
     pool = DyingPool(clock)
@@ -200,7 +195,7 @@ def test_a_worker_that_is_lost_again_and_again_waits_longer_before_each_restart(
     assert len(caplog.messages) == 9 and "restarts in 60 s" in caplog.messages[-1]
 
 
-def test_a_cluster_that_is_not_there_or_too_small_is_told(tmp_path: Path) -> None:
+def test_a_cluster_that_is_not_there_or_too_small_is_told(tmp_path):
     pytest.importorskip("ray")
     with pytest.raises(InputError, match=r"workers\.address=127\.0\.0\.1:1: no Ray cluster answers there"):
         connect("127.0.0.1:1")
@@ -211,7 +206,7 @@ def test_a_cluster_that_is_not_there_or_too_small_is_told(tmp_path: Path) -> Non
         pool.new_workers()
 
 
-def test_the_reason_of_a_loss_is_ray_s_own_in_a_line() -> None:
+def test_the_reason_of_a_loss_is_ray_s_own_in_a_line():
     message = (
         "The actor died unexpectedly before finishing this task.\n\tclass_name: Actor\n\tip: 10.0.0.1\n"
         "The actor is dead because its node has died. Node Id: 34cd\n\tthe actor's node was terminated: SIGTERM"

@@ -17,7 +17,7 @@ from triton_interpreter import in_triton
 
 from eagle3.head.anchors import pairs_before
 from eagle3.head.batch import TttBatch
-from eagle3.head.divergence import SOFT_CROSS_ENTROPY, Divergence
+from eagle3.head.divergence import SOFT_CROSS_ENTROPY
 from eagle3.head.draft_head import DraftHead
 from eagle3.head.fast.chunked_loss import even_chunks, plain_loss_and_gradient
 from eagle3.head.loss import ComputeLoss, UnrollLoss, UnrollMetrics, plain_loss
@@ -68,8 +68,8 @@ class HeavyFirst(UnrollLoss):
     transform=[PLAIN, LogitTransform(scale=2.0, soft_cap=0.7)],
 )  # fmt: skip
 def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
-    batch: TttBatch, divergence: Divergence, normalize: str, chunk: int, kind: type, transform: LogitTransform
-) -> None:
+    batch, divergence, normalize, chunk, kind, transform
+):
     head = make_head()
     # Of three teachers two are followed, so that some anchors are right at several steps and others at some.
     head.lm_head.weight.data.copy_(TEACHER_HEAD)
@@ -96,7 +96,7 @@ def test_loss_metrics_and_every_gradient_are_those_of_the_plain_loss(
         torch.testing.assert_close(ours, theirs, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_a_fixed_lm_head_has_no_gradient_and_changes_no_other(batch: TttBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fixed_lm_head_has_no_gradient_and_changes_no_other(batch, monkeypatch):
     head = make_head()
     states = unroll(head, EMBEDDING, batch, STEPS)
     expected = run(plain_loss, head, states, TEACHER_HEAD, batch)
@@ -113,7 +113,7 @@ def test_a_fixed_lm_head_has_no_gradient_and_changes_no_other(batch: TttBatch, m
     torch.testing.assert_close(gradients, [expected[2][0], *expected[2][2:]])
 
 
-def test_a_teacher_outside_the_draft_vocabulary_counts_as_wrong_even_where_the_head_picks_its_neighbour() -> None:
+def test_a_teacher_outside_the_draft_vocabulary_counts_as_wrong_even_where_the_head_picks_its_neighbour():
     head, batch = make_head(), ttt_batch([random_sample([0, 1, 1, 1, 1])], ttt_steps=1)
     neighbour = int((head.draft_ids.diff() > 1).nonzero()[0]) + 1
     batch.pack.teacher_argmax[:] = head.draft_ids[neighbour] - 1
@@ -125,7 +125,7 @@ def test_a_teacher_outside_the_draft_vocabulary_counts_as_wrong_even_where_the_h
     assert all(float(gradient.abs().sum()) == 0 for gradient in gradients)
 
 
-def test_a_pack_without_anchors_has_no_loss_and_no_gradient() -> None:
+def test_a_pack_without_anchors_has_no_loss_and_no_gradient():
     head = make_head()
     batch = ttt_batch([random_sample([0, 0, 1, 0])], ttt_steps=STEPS, anchors_in_step=1.0)
     states = [torch.zeros(0, head.config.hidden_size, dtype=torch.double)] * STEPS
@@ -135,7 +135,7 @@ def test_a_pack_without_anchors_has_no_loss_and_no_gradient() -> None:
     assert all(float(gradient.abs().sum()) == 0 for gradient in gradients)
 
 
-def test_without_gradients_the_loss_and_the_metrics_are_the_same(batch: TttBatch) -> None:
+def test_without_gradients_the_loss_and_the_metrics_are_the_same(batch):
     head = make_head()
     expected = run(chunked(5), head, unroll(head, EMBEDDING, batch, STEPS), TEACHER_HEAD, batch)
     with torch.inference_mode():
@@ -144,7 +144,7 @@ def test_without_gradients_the_loss_and_the_metrics_are_the_same(batch: TttBatch
     torch.testing.assert_close(vars(metrics), vars(expected[1]))
 
 
-def test_a_second_backward_pass_is_refused_and_not_wrong() -> None:
+def test_a_second_backward_pass_is_refused_and_not_wrong():
     head, batch = make_head(), ttt_batch(ragged_samples(), ttt_steps=STEPS)
     loss, _ = TOKEN(head, unroll(head, EMBEDDING, batch, STEPS), TEACHER_HEAD, batch, chunked(5))
     loss.backward(retain_graph=True)
@@ -152,7 +152,7 @@ def test_a_second_backward_pass_is_refused_and_not_wrong() -> None:
         loss.backward()
 
 
-def test_states_that_no_step_trains_have_no_gradient_whatever_they_hold() -> None:
+def test_states_that_no_step_trains_have_no_gradient_whatever_they_hold():
     head, batch = make_head(), ttt_batch(ragged_samples(), ttt_steps=STEPS)
     states = [state.detach() for state in unroll(head, EMBEDDING, batch, STEPS)]
     trained = [batch.anchor_steps > step for step in range(STEPS)]
@@ -170,7 +170,7 @@ def wide_pack() -> TttBatch:
 
 
 @pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "bf16 weights"])
-def test_bf16_is_no_further_from_float64_than_the_plain_loss_is(autocast: bool) -> None:
+def test_bf16_is_no_further_from_float64_than_the_plain_loss_is(autocast):
     batch, head = wide_pack(), make_head()
     batch.pack.teacher_argmax[:] = head.draft_ids[0]  # every anchor counts
     for parameter in head.parameters():  # the same numbers in every precision
@@ -192,7 +192,7 @@ def test_bf16_is_no_further_from_float64_than_the_plain_loss_is(autocast: bool) 
     assert max(plain[0], fast[0]) < 1e-5  # of logits in bfloat16 the loss is summed in float32
 
 
-def test_a_teacher_head_in_bf16_still_gives_logits_in_float32() -> None:
+def test_a_teacher_head_in_bf16_still_gives_logits_in_float32():
     batch, head, teacher_head = wide_pack(), make_head(), TEACHER_HEAD.bfloat16()
     batch.pack.last_hidden_state.copy_(batch.pack.last_hidden_state.bfloat16())
     states, head = [state.float() for state in unroll(head, EMBEDDING, batch, STEPS)], head.float()
@@ -223,7 +223,7 @@ class LiveRows(TorchDispatchMode):
         return result
 
 
-def test_logits_are_no_larger_than_a_chunk_and_gone_before_the_next() -> None:
+def test_logits_are_no_larger_than_a_chunk_and_gone_before_the_next():
     def live_rows(compute: ComputeLoss) -> LiveRows:
         with LiveRows(head.config.draft_vocab_size) as live:
             run(compute, head, states, TEACHER_HEAD, batch)
@@ -237,7 +237,7 @@ def test_logits_are_no_larger_than_a_chunk_and_gone_before_the_next() -> None:
     assert live_rows(plain_loss).largest >= len(batch.anchors) > 200
 
 
-def test_chunks_are_even_so_that_no_small_rest_is_left() -> None:
+def test_chunks_are_even_so_that_no_small_rest_is_left():
     bounds = pairs_before(torch.tensor([3, 3, 2, 1, 1, 2, 1, 3, 3, 3, 3, 2, 1]))
     for size in (1, 2, 5, 8, 20, 100):
         sizes = [pairs.stop - pairs.start for _, pairs in even_chunks(bounds, size)]
@@ -274,7 +274,7 @@ test_the_kernel_equals_plain_pytorch = in_triton(kernel_equals_pytorch)
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("autocast", [True, False], ids=["bf16-mixed", "float32"])
-def test_on_a_gpu_it_waits_for_nothing_and_equals_the_cpu(autocast: bool) -> None:
+def test_on_a_gpu_it_waits_for_nothing_and_equals_the_cpu(autocast):
     batch, head = wide_pack(), make_head()
     states = [state.detach() for state in unroll(head, EMBEDDING, batch, STEPS)]
     exact = run(chunked(100), head, states, TEACHER_HEAD, batch)

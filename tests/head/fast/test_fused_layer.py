@@ -33,7 +33,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from eagle3.head.attention import KeysValues, PaddedAttention
 from eagle3.head.batch import TttBatch
-from eagle3.head.fast.flash_kernels import VarlenKernel
 from eagle3.head.fast.fused_weights import Matrix
 from eagle3.head.layer import PlainLayer
 from eagle3.head.unroll import unroll
@@ -48,9 +47,7 @@ def make_pack(ttt_steps: int, seed: int = 0) -> TttBatch:
 
 
 @all_pairs(options=HEADS, attention=[*ATTENTIONS], ttt_steps=[1, 4], loss=[*LOSSES])
-def test_loss_and_every_gradient_are_those_of_the_plain_layer(
-    options: dict, ttt_steps: int, attention: str, loss: str
-) -> None:
+def test_loss_and_every_gradient_are_those_of_the_plain_layer(options, ttt_steps, attention, loss):
     packs = [make_pack(ttt_steps, seed=seed) for seed in range(ttt_steps, 6, 3)]  # one or two, whose gradients add up
     settings = (ttt_steps, ATTENTIONS[attention], LOSSES[loss])
     plain, fast = (
@@ -60,13 +57,13 @@ def test_loss_and_every_gradient_are_those_of_the_plain_layer(
     assert max(errors(fast, plain).values()) < 1e-12
 
 
-def test_a_pack_without_anchors_has_gradients_of_zero() -> None:
+def test_a_pack_without_anchors_has_gradients_of_zero():
     batch = ttt_batch([random_sample(turns) for turns in ([0, 0], [0, 1, 0])], ttt_steps=3, anchors_in_step=1.0)
     for value in step(fused(), make_head(), EMBEDDING, TEACHER_HEAD, [batch], 3).values():
         assert float(value.abs().sum()) == 0
 
 
-def test_without_gradients_the_outputs_are_those_of_the_plain_layer() -> None:
+def test_without_gradients_the_outputs_are_those_of_the_plain_layer():
     head, batch = make_head(**HEADS["EAGLE-3.1"]), make_pack(3)
     expected = unroll(head, EMBEDDING, batch, 3)
     with torch.inference_mode():
@@ -78,9 +75,7 @@ def test_without_gradients_the_outputs_are_those_of_the_plain_layer() -> None:
         torch.testing.assert_close(output[trained], plain[trained].detach())
 
 
-def test_a_gradient_is_handed_out_once_and_as_soon_as_its_last_product_has_added_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gradient_is_handed_out_once_and_as_soon_as_its_last_product_has_added_its_own(monkeypatch):
     head, events = make_head(), []
     names = {id(parameter): name for name, parameter in head.named_parameters()}
     add = Matrix.add
@@ -109,7 +104,7 @@ def test_a_gradient_is_handed_out_once_and_as_soon_as_its_last_product_has_added
         assert len({linear.weight.grad.untyped_storage().data_ptr() for linear in group}) == 1
 
 
-def test_a_second_backward_pass_is_refused_and_not_wrong() -> None:
+def test_a_second_backward_pass_is_refused_and_not_wrong():
     outputs = unroll(make_head(), EMBEDDING, make_pack(2), 2, make_layer=fused())
     outputs[-1].sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -118,7 +113,7 @@ def test_a_second_backward_pass_is_refused_and_not_wrong() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("head", ["EAGLE-3.1", "one norm before fc"])
-def test_bf16_is_no_further_from_float64_than_the_plain_layer_is(head: str, device: str) -> None:
+def test_bf16_is_no_further_from_float64_than_the_plain_layer_is(head, device):
     """In the mean over some heads and over all norms: the gradient of one has few numbers, whose errors are luck."""
     pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for seed in range(3 if device == "cpu" else 6):
@@ -131,7 +126,7 @@ def test_bf16_is_no_further_from_float64_than_the_plain_layer_is(head: str, devi
         assert mean_fast < 0.02, name
 
 
-def test_the_first_product_of_a_sum_is_not_rounded_to_half_precision() -> None:
+def test_the_first_product_of_a_sum_is_not_rounded_to_half_precision():
     head = make_head().float()
     with torch.autocast("cpu", torch.bfloat16):
         unroll(head, EMBEDDING, make_pack(1), 1, make_layer=fused())[0].sum().backward()
@@ -150,7 +145,7 @@ class NoProducts:
 
 
 @pytest.mark.parametrize("options", ["EAGLE-3", "EAGLE-3.1", "one norm before fc"])
-def test_prompts_pay_for_fc_keys_and_values_alone_and_embeddings_for_one_step(options: str) -> None:
+def test_prompts_pay_for_fc_keys_and_values_alone_and_embeddings_for_one_step(options):
     head, batch, steps = make_head(**HEADS[options]), make_pack(3), 3
     counts = {
         # The gradients of weights are added in place, which PyTorch does not count by itself.
@@ -178,7 +173,7 @@ def test_prompts_pay_for_fc_keys_and_values_alone_and_embeddings_for_one_step(op
 
 
 @pytest.mark.parametrize("kernel", on_gpu())
-def test_a_step_does_not_wait_for_the_gpu(kernel: VarlenKernel) -> None:
+def test_a_step_does_not_wait_for_the_gpu(kernel):
     device = torch.device("cuda")
     batch = ttt_batch([random_sample(turns) for turns in MANY_TURNS], ttt_steps=3).to(device)
     head = make_head(**HEADS["EAGLE-3.1"], head_dim=16).float().to(device)

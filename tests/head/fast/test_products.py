@@ -39,7 +39,7 @@ def error(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
 
 
-def test_rounding_keeps_the_largest_of_each_row_and_errs_by_a_sixteenth_at_most() -> None:
+def test_rounding_keeps_the_largest_of_each_row_and_errs_by_a_sixteenth_at_most():
     x = torch.cat([random(9, 200), torch.zeros(1, 200).bfloat16()])
     values, scale = Elementwise().quantise(x)
     assert values.dtype == torch.float8_e4m3fn and scale.dtype == torch.float32
@@ -52,7 +52,7 @@ def test_rounding_keeps_the_largest_of_each_row_and_errs_by_a_sixteenth_at_most(
 
 
 @pytest.mark.parametrize("num_rows, size_in, size_out", SHAPES)
-def test_products_are_near_the_exact_ones(num_rows: int, size_in: int, size_out: int) -> None:
+def test_products_are_near_the_exact_ones(num_rows, size_in, size_out):
     x, weight, grad = random(num_rows, size_in), random(size_out, size_in, seed=1), random(num_rows, size_out, seed=2)
     float8, exact = products(weight), Products(weight.double())
     for rows in (slice(None), slice(None, 16), slice(16, None) if size_out > 16 else slice(None)):
@@ -70,7 +70,7 @@ def test_products_are_near_the_exact_ones(num_rows: int, size_in: int, size_out:
 
 
 @pytest.mark.parametrize("head", ["EAGLE-3.1", "yarn"])
-def test_without_rounding_layer_and_loss_are_the_plain_ones(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rounding_layer_and_loss_are_the_plain_ones(head, monkeypatch):
     monkeypatch.setattr(Elementwise, "quantise", lambda _, x: (x, x.new_ones(len(x), 1)))
     batch = ttt_batch(ragged_samples(), ttt_steps=4)
     plain, float8 = (
@@ -80,7 +80,7 @@ def test_without_rounding_layer_and_loss_are_the_plain_ones(head: str, monkeypat
     assert max(errors(float8, plain).values()) < 1e-7
 
 
-def test_all_weights_but_those_of_fc_are_multiplied_in_float8(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_weights_but_those_of_fc_are_multiplied_in_float8(monkeypatch):
     shapes: dict[str, set[torch.Size]] = {"forward": set(), "backward": set()}
 
     def recorded(name: str) -> None:
@@ -106,7 +106,7 @@ def test_all_weights_but_those_of_fc_are_multiplied_in_float8(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_loss_and_gradients_are_bf16s_within_the_noise_of_float8(device: str) -> None:
+def test_loss_and_gradients_are_bf16s_within_the_noise_of_float8(device):
     """In the mean over some heads; the noise is between 1 and 12 % of each gradient, bf16's is below 1 %."""
     sizes = HEADS["EAGLE-3.1"] | {"intermediate_size": 32, "draft_vocab_size": 32}
     seeds = range(6)
@@ -138,7 +138,7 @@ test_the_kernel_rounds_as_plain_pytorch = in_triton(quantised_equal_pytorch)
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_rows", [0, 1, 5, 300])
-def test_products_on_a_gpu_are_those_of_the_cpu(num_rows: int) -> None:
+def test_products_on_a_gpu_are_those_of_the_cpu(num_rows):
     """But for the order of sums: fast accumulation keeps fewer bits of them."""
     weight = random(96, 208, seed=1)
     on_cpu, on_gpu = products(weight), products(weight.cuda())

@@ -108,7 +108,7 @@ def compiled_for_hopper(name: str, channels: int, tile: Any) -> Any:
 
 @needs_triton
 @pytest.mark.parametrize("channels", [64, 128, 256])
-def test_tiles_fit_hopper_and_use_its_matrix_units(channels: int) -> None:
+def test_tiles_fit_hopper_and_use_its_matrix_units(channels):
     from eagle3.head.fast.triton_flash import TILES
 
     tiles = next(tiles for most, tiles in TILES.items() if channels <= most)
@@ -125,7 +125,7 @@ def test_tiles_fit_hopper_and_use_its_matrix_units(channels: int) -> None:
 
 
 @pytest.mark.gpu
-def test_other_lengths_compile_nothing() -> None:
+def test_other_lengths_compile_nothing():
     from eagle3.head.fast import triton_flash
 
     kernel = triton_flash.TritonFlash()
