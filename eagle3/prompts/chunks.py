@@ -4,9 +4,8 @@ It is written under a temporary name and renamed when complete. A run that was k
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,64 +40,49 @@ READING = "reading"  # the section of counts with how rows were read
 GROUP_ROWS, GROUP_BYTES = 4096, 4_000_000  # limits of a row group, which is kept in memory; its last row may be longer
 
 
+# A chunk's lines from 1, each with its row by column, of which those left out are null; None stands for a blank line.
+RowsByLine = Iterable[tuple[int, dict[str, Any] | None]]
+
+
 def band_names(bands: int) -> list[str]:
     return [f"band{band}" for band in range(bands)]
 
 
-class ChunkWriter:
-    """Writes the rows of a chunk; keeps one row group in memory."""
-
-    def __init__(self, file: parquet.ParquetWriter):
-        self.file = file
-        self.waiting: list[dict[str, Any]] = []  # by column; a column that is left out is null
-        self.lines = self.prompts = self.bytes_waiting = 0
-        self.rejected: Counter[str] = Counter()
-        self.named: dict[str, Counter[str]] = {}  # by reason
-
-    def keep(self, line: int, prompt: Prompt, signature: Signature, cell: int | None) -> None:
-        self.prompts += 1
-        written = {"record": json_line(prompt.record()), "license": prompt.license or "", "origin": prompt.source}
-        hashes = {"id_hash": signature.id, "text_hash": signature.text, "mode_hash": signature.mode}
-        hashes["opening_hash"] = signature.opening
-        compared = {**hashes, "shingles": signature.shingles, "answers": signature.answers, "cell": cell}
-        bands = dict(zip(band_names(len(signature.bands)), signature.bands, strict=True))
-        self._add({"line": line, "id": prompt.id, **written, **compared, **bands}, len(written["record"]))
-
-    def reject(self, line: int, id: str | None, reason: str, name: str | None) -> None:
-        self.rejected[reason] += 1
-        if name is not None:
-            self.named.setdefault(reason, Counter())[name] += 1
-        self._add({"line": line, "id": id, "reason": reason, "name": name}, 0)
-
-    def _add(self, row: dict[str, Any], size: int) -> None:
-        self.waiting.append(row)
-        self.bytes_waiting += size
-        if len(self.waiting) == GROUP_ROWS or self.bytes_waiting >= GROUP_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        self.file.write_table(pyarrow.Table.from_pylist(self.waiting, schema=self.file.schema))
-        self.waiting.clear()
-        self.bytes_waiting = 0
-
-    def finish(self, **summary: Any) -> None:
-        """Write the rows that wait, and the summary."""
-        if self.waiting:
-            self._flush()
-        rows = self.prompts + self.rejected.total()
-        summary |= {"lines": self.lines, "rows": rows, "prompts": self.prompts}
-        summary |= {"rejected": self.rejected, "named": self.named}
-        self.file.add_key_value_metadata({SUMMARY: json.dumps(summary, ensure_ascii=False)})
+def kept_row(prompt: Prompt, signature: Signature, cell: int | None) -> dict[str, Any]:
+    """Return the columns of a row that passed."""
+    written = {"record": json_line(prompt.record()), "license": prompt.license or "", "origin": prompt.source}
+    bands = zip(band_names(len(signature.bands)), signature.bands, strict=True)
+    return {"id": prompt.id, **written, "cell": cell, **signature._asdict(), **dict(bands)}
 
 
-@contextmanager
-def chunk_writer(path: Path, bands: int) -> Iterator[ChunkWriter]:
-    """Open a chunk's file; it gets its name when the block ends well, else it is removed."""
+def write_chunk(path: Path, bands: int, rows: RowsByLine, summary: dict[str, Any]) -> None:
+    """Write the rows of a chunk, and `summary` with their counts. Keeps one row group in memory."""
     schema = pyarrow.schema([*ROWS, *COMPARED, *((name, pyarrow.uint64()) for name in band_names(bands))])
     repeated = ["license", "origin", "reason", "name"]
     options = {"compression": "zstd", "use_dictionary": repeated, "write_statistics": False}
+    waiting: list[dict[str, Any]] = []
+    rejected: Counter[str] = Counter()
+    named: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by reason
+    line = number = size = 0
     with atomic_write(path) as file, parquet.ParquetWriter(file, schema, **options) as table:
-        yield ChunkWriter(table)
+        for line, row in rows:
+            if row is None:
+                continue
+            number += 1
+            if (reason := row.get("reason")) is not None:
+                rejected[reason] += 1
+                if row["name"] is not None:
+                    named[reason][row["name"]] += 1
+            waiting.append({"line": line, **row})
+            size += len(row.get("record", b""))
+            if len(waiting) == GROUP_ROWS or size >= GROUP_BYTES:
+                table.write_table(pyarrow.Table.from_pylist(waiting, schema=schema))
+                waiting, size = [], 0
+        if waiting:
+            table.write_table(pyarrow.Table.from_pylist(waiting, schema=schema))
+        prompts = number - rejected.total()
+        summary = {**summary, "lines": line, "rows": number, "prompts": prompts, "rejected": rejected, "named": named}
+        table.add_key_value_metadata({SUMMARY: json.dumps(summary, ensure_ascii=False)})
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ def _rows(ledger: dict[str, Any]) -> Iterator[str]:
     shares = [(name, rows, prompts, f"{prompts / max(rows, 1):.1%}") for name, rows, prompts in counts]
     yield _table(("source", "rows in", "prompts out", "share"), shares)
     yield "## Why rows are not prompts"
-    refused = [(name, *reason) for name, each in sources.items() for reason in each["rejected"].items()]
-    yield _table(("source", "reason", "rows"), refused) if refused else "Every row is a prompt."
+    refused = {name: each["rejected"] for name, each in sources.items()}
+    yield _table(("source", "reason", "rows"), _by_source(refused), empty="Every row is a prompt.")
     named = [
         (name, reason, *row)
         for name, each in sources.items()
@@ -53,33 +53,30 @@ def _rows(ledger: dict[str, Any]) -> Iterator[str]:
         yield "What these reasons are about, in the rows' own words; `rejects.jsonl` has the name of each row."
         yield _table(("source", "reason", "name", "rows"), named)
     yield "## How rows were read"
-    notes = [
-        (name, *note)
-        for name, each in sources.items()
-        for note in _commonest(each["found"].get("reading", {}), LISTED_NAMES, "columns and keys")
-    ]
-    yield _table(("source", "rows with", "rows"), notes) if notes else "Every row was read whole."
+    found = {name: each["found"].get("reading", {}) for name, each in sources.items()}
+    notes = _by_source(found, LISTED_NAMES, "columns and keys")
+    yield _table(("source", "rows with", "rows"), notes, empty="Every row was read whole.")
 
 
 def _licenses(ledger: dict[str, Any]) -> Iterator[str]:
     entries = ledger["attribution"]
     yield "## Licences of the prompts"
-    licenses = [
-        (name, *row)
-        for name, each in ledger["sources"].items()
-        for row in _commonest(each["licenses"], LISTED_LICENSES, "combinations")
-    ]
-    yield _table(("source", "licence", "prompts"), licenses)
+    licenses = {name: each["licenses"] for name, each in ledger["sources"].items()}
+    yield _table(("source", "licence", "prompts"), _by_source(licenses, LISTED_LICENSES, "combinations"))
     yield "Rows without a licence have their source's. `attribution.txt` has the credits for a release."
     own = "none: its rows name theirs"
     credits = [(entry["source"], entry["license_from"] or own, _credit(entry)) for entry in entries]
     yield _table(("source", "its licence is from", "credit"), credits)
 
 
-def _commonest(counts: dict[str, int], most: int, of: str) -> Iterable[tuple[str, int]]:
+def _by_source(counts: dict[str, dict[str, int]], most: int | None = None, others: str = "") -> list[tuple]:
+    return [(name, *row) for name, each in counts.items() for row in _commonest(each, most, others)]
+
+
+def _commonest(counts: dict[str, int], most: int | None, of: str) -> Iterable[tuple[str, int]]:
     ordered = [*counts.items()]
     yield from ordered[:most]
-    if rest := ordered[most:]:
+    if most is not None and (rest := ordered[most:]):
         yield f"{len(rest)} other {of}", sum(number for _, number in rest)
 
 
@@ -97,9 +94,8 @@ def _privacy(ledger: dict[str, Any]) -> Iterator[str]:
     if settings["policy"] != "off" and spots:
         yield f"**{spots}.**"
     yield f"Model: `{cell(model.get('path', model.get('_target_')))}`." if model else "Model: none."
-    sources = ledger["sources"].items()
-    found = [(name, *kind) for name, each in sources for kind in each["found"].get("privacy", {}).items()]
-    yield _table(("source", "kind", "found"), found) if found else "Nothing was found."
+    found = {name: each["found"].get("privacy", {}) for name, each in ledger["sources"].items()}
+    yield _table(("source", "kind", "found"), _by_source(found), empty="Nothing was found.")
 
 
 def _duplicates(ledger: dict[str, Any]) -> Iterator[str]:
@@ -161,10 +157,10 @@ def _made_from(ledger: dict[str, Any]) -> Iterator[str]:
     yield f"`ledger.json` has every setting. SHA-256 of `prompts.jsonl`: `{ledger['sha256']}`"
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    return markdown.table(
-        columns, ([f"{value:,}" if isinstance(value, int) else value for value in row] for row in rows)
-    )
+def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str = "") -> str:
+    """Return a table; `empty`, if it is not "", instead of one without rows."""
+    shown = [[f"{value:,}" if isinstance(value, int) else value for value in row] for row in rows]
+    return markdown.table(columns, shown) if shown or not empty else empty
 
 
 # --- attribution.txt --------------------------------------------------------------------------------------------------

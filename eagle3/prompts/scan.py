@@ -14,7 +14,7 @@ from loky import ProcessPoolExecutor
 
 from eagle3.errors import MAKE_PROMPTS, InputError
 from eagle3.progress import Bar
-from eagle3.prompts.chunks import READING, ChunkWriter, ScannedChunk, chunk_writer
+from eagle3.prompts.chunks import READING, RowsByLine, ScannedChunk, kept_row, write_chunk
 from eagle3.prompts.overlap.duplicates import known_prompt
 from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Check, Prompt, Refused, is_unicode
@@ -39,21 +39,13 @@ class ScanTask:
     key: str
 
 
-def scan_tasks(sources: list[Source], chunk_bytes: int, settings: Any) -> list[ScanTask]:
-    """Cut the sources, in the order of their files. settings: what else the result of a chunk depends on."""
+def scan_tasks(sources: Iterable[tuple[list[str], Any]], chunk_bytes: int) -> list[ScanTask]:
+    """Cut the files of each source, in their order, into chunks; with them comes what else their results depend on."""
     return [
-        task
-        for number, source in enumerate(sources)
-        for task in file_tasks(source.files, chunk_bytes, [settings, source.inputs()], source=number)
-    ]
-
-
-def file_tasks(files: list[str], chunk_bytes: int, depends_on: list[Any], source: int | None = None) -> list[ScanTask]:
-    """Cut files of one source; without its number, each is a source of its own."""
-    return [
-        ScanTask(number if source is None else source, chunk, sha256_json([*state, chunk.start, chunk.end])[:32])
-        for number, file in enumerate(files)
-        for state in [[*depends_on, file_state(file)]]
+        ScanTask(number, chunk, sha256_json([*state, chunk.start, chunk.end])[:32])
+        for number, (files, depends_on) in enumerate(sources)
+        for file in files
+        for state in [[depends_on, file_state(file)]]
         for chunk in cut(file, chunk_bytes)
     ]
 
@@ -73,26 +65,30 @@ class Scanner:
         return ScannedChunk.read(path, task.source)
 
     def scan(self, task: ScanTask, path: Path) -> None:
-        source, checks = self.sources[task.source], self.checks[task.source]
-        counts: dict[str, Counter[str]] = {READING: Counter(), **{check.name: Counter() for check in checks}}
-        with chunk_writer(path, self.signer.bands) as writer:
-            for line, value in chunk_rows(task.chunk, source.shape):
-                writer.lines = line
-                if value is not BLANK:
-                    row = read_prompt(value, source, keep_answers=self.keep_answers)
-                    if isinstance(row, Prompt):
-                        counts[READING].update(self._note(*note) for note in row.notes)
-                    self._write(writer, line, checked(row, checks, counts))
-            writer.finish(file=file_name(task.chunk.file), start=task.chunk.start, counts=counts)
+        counts: dict[str, Counter[str]] = {}
+        summary = {"file": file_name(task.chunk.file), "start": task.chunk.start, "counts": counts}
+        write_chunk(path, self.signer.bands, self.rows(task, counts), summary)
 
-    def _write(self, writer: ChunkWriter, line: int, found: Prompt | Refused) -> None:
-        """Write a row. Its names are made safe only here: the licence check needs the row's own `source`."""
+    def rows(self, task: ScanTask, counts: dict[str, Counter[str]]) -> RowsByLine:
+        """Yield the rows to write by line, and fill `counts` by check."""
+        source, checks = self.sources[task.source], self.checks[task.source]
+        counts |= {READING: Counter(), **{check.name: Counter() for check in checks}}
+        for line, value in chunk_rows(task.chunk, source.shape):
+            row = None
+            if value is not BLANK:
+                found = read_prompt(value, source, keep_answers=self.keep_answers)
+                if isinstance(found, Prompt):
+                    counts[READING].update(self._note(*note) for note in found.notes)
+                row = self._row(checked(found, checks, counts))
+            yield line, row
+
+    def _row(self, found: Prompt | Refused) -> dict[str, Any]:
+        """Return a row to write. Its names are made safe only here: the licence check needs the row's own `source`."""
         if isinstance(found, Refused):
             id, name = found.id and self.privacy.safe_id(found.id), found.name and self._safe(found.name)
-            writer.reject(line, id or None, found.reason, name or None)
-            return
+            return {"id": id or None, "reason": found.reason, "name": name or None}
         found = found._replace(id=self.privacy.safe_id(found.id), source=self.privacy.safe_source(found.source))
-        writer.keep(line, found, self.signer(found), self.traffic.cell(found) if self.traffic else None)
+        return kept_row(found, self.signer(found), self.traffic.cell(found) if self.traffic else None)
 
     def _note(self, what: str, name: str | None) -> str:
         return what if name is None else f"{what}: {self._safe(name)}"
@@ -121,18 +117,15 @@ class KnownScanner(Scanner):
     def __init__(self, scanner: Scanner):
         self.folder, self.signer, self.keep_answers = scanner.folder, scanner.signer, scanner.keep_answers
 
-    def scan(self, task: ScanTask, path: Path) -> None:
-        with chunk_writer(path, self.signer.bands) as writer:
-            for line, row in chunk_rows(task.chunk, shape_of(None, None)):
-                prompt = known_prompt(row, keep_answers=self.keep_answers)
-                if prompt is None:
-                    raise InputError(
-                        f"prompts.duplicates.known: {task.chunk.file} has a row that is no prompt of this stage; "
-                        f"make it again: {MAKE_PROMPTS}"
-                    )
-                writer.lines = line
-                writer.keep(line, prompt, self.signer(prompt), None)
-            writer.finish(file=file_name(task.chunk.file), start=task.chunk.start, counts={})
+    def rows(self, task: ScanTask, counts: dict[str, Counter[str]]) -> RowsByLine:
+        for line, value in chunk_rows(task.chunk, shape_of(None, None)):
+            prompt = known_prompt(value, keep_answers=self.keep_answers)
+            if prompt is None:
+                raise InputError(
+                    f"prompts.duplicates.known: {task.chunk.file} has a row that is no prompt of this stage; "
+                    f"make it again: {MAKE_PROMPTS}"
+                )
+            yield line, kept_row(prompt, self.signer(prompt), None)
 
 
 class Enough:

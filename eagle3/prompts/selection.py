@@ -18,6 +18,7 @@ from array import array
 from collections import Counter
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow
@@ -198,11 +199,9 @@ class Selection:
                 SELECT prompts.*, known_texts.reason FROM prompts LEFT JOIN known_texts USING (text) WHERE NOT ({past});
             CREATE OR REPLACE VIEW kept AS SELECT * FROM decisions WHERE reason IS NULL
         """)
-        for column, reason in _steps(duplicates):
-            first = f"(SELECT {column}, min(number) AS first FROM kept GROUP BY {column})"
-            self._refuse(
-                "number > first", f"repeating('{reason}', first, source_start)", f"JOIN {first} USING ({column})"
-            )
+        column, reason = _unique(duplicates)
+        first = f"(SELECT {column}, min(number) AS first FROM kept GROUP BY {column})"
+        self._refuse("number > first", f"repeating('{reason}', first, source_start)", f"JOIN {first} USING ({column})")
         if duplicates.near:
             self._store("near", self._near_duplicates())
             self._refuse("later = number", f"repeating('{NEAR}', earlier, source_start)", "JOIN near ON later = number")
@@ -335,12 +334,8 @@ class Selection:
         that are held out.
         """
         other = f"CASE WHEN reason IS NULL THEN '{NOT_HELD_OUT}' ELSE nullif(reason, '{HELD_OUT}') END"
-        query = f"""
-            SELECT number, {other if held_out else "reason"} AS why FROM decisions
-            WHERE why IS NOT NULL AND number >= ? AND number < ?
-        """
-        start, end = self.starts[chunk], self.starts[chunk + 1]
-        return {number - start: reason for number, reason in self.db.execute(query, [start, end]).fetchall()}
+        why = other if held_out else "reason"
+        return dict(self._of_chunk(chunk, f"SELECT number, {why} AS why FROM decisions WHERE why IS NOT NULL"))
 
     def repeated_ids(self, chunk: int) -> set[int]:
         """Return the prompts of a chunk, kept or held out, whose id an earlier one of them has, by their row in it."""
@@ -349,16 +344,20 @@ class Selection:
                 SELECT number FROM decisions WHERE reason IS NULL OR reason = '{HELD_OUT}'
                 QUALIFY row_number() OVER (PARTITION BY id ORDER BY number) > 1
         """)
+        return {row for row, _ in self._of_chunk(chunk, "SELECT number, NULL FROM repeated WHERE true")}
+
+    def _of_chunk(self, chunk: int, query: str) -> list[tuple[int, Any]]:
+        """Return number and value of each prompt of a chunk that a query with these columns finds, by its row there."""
         start, end = self.starts[chunk], self.starts[chunk + 1]
-        query = "SELECT number FROM repeated WHERE number >= ? AND number < ?"
-        return {number - start for [number] in self.db.execute(query, [start, end]).fetchall()}
+        found = self.db.execute(f"{query} AND number >= ? AND number < ?", [start, end]).fetchall()
+        return [(number - start, value) for number, value in found]
 
 
-def _steps(duplicates: DuplicateSettings) -> list[tuple[str, str]]:
-    """Return the columns whose values must be unique, with the reason for refusing repetitions.
+def _unique(duplicates: DuplicateSettings) -> tuple[str, str]:
+    """Return the columns whose values must be unique, and the reason for refusing repetitions.
 
     Other prompts with the same id are kept: shards of one data set may all count from 0.
     """
     if duplicates.exact:
-        return [("text", EXACT)]
-    return [("text", NEAR)] if duplicates.near else [("id, text", ID)]
+        return "text", EXACT
+    return ("text", NEAR) if duplicates.near else ("id, text", ID)

@@ -31,7 +31,7 @@ from eagle3.prompts.ledger import (
 from eagle3.prompts.reading.sources import Source, configured_sources, require_unique_names
 from eagle3.prompts.report import write_report
 from eagle3.prompts.rules import Rules
-from eagle3.prompts.scan import Enough, KnownScanner, Scanner, ScanTask, file_tasks, in_order, scan, scan_tasks
+from eagle3.prompts.scan import Enough, KnownScanner, Scanner, ScanTask, in_order, scan, scan_tasks
 from eagle3.prompts.selection import HELD_OUT, KNOWN, Selection
 from eagle3.secrets import public
 from eagle3.settings.parts import plain
@@ -94,8 +94,8 @@ def prepare_prompts(
 
     def select(sources: list[Source], *, first: int = 0) -> AbstractContextManager["Selected"]:
         """Select among the rows of the sources from number `first` on."""
-        tasks = scan_tasks(sources, int(settings.chunk_mb * 1e6), list(made_by.values()))
-        tasks = [task for task in tasks if task.source >= first]
+        depends_on = [(source.files, [*made_by.values(), source.inputs()]) for source in sources]
+        tasks = [task for task in scan_tasks(depends_on, int(settings.chunk_mb * 1e6)) if task.source >= first]
         return _selected(work, scanner, sources, tasks, rules, settings, grows=growing is not None)
 
     limited = found
@@ -193,7 +193,7 @@ def _selected(
     if grows:
         enough.wanted[0] = None
     depends_on = [FORMAT, scanner.keep_answers, plain(rules.duplicates)]
-    known_tasks = file_tasks([*rules.known.values()], int(settings.chunk_mb * 1e6), depends_on)
+    known_tasks = scan_tasks([([file], depends_on) for file in rules.known.values()], int(settings.chunk_mb * 1e6))
     known = [chunk for _, chunk in in_order(KnownScanner(scanner), known_tasks, min(processes, len(known_tasks)))]
     while True:
         chunks = list(scan(tasks, scanner, enough=enough, processes=processes))

@@ -39,13 +39,13 @@ SWITCH = re.compile(
 class Signature(NamedTuple):
     """64-bit hashes, the same in every process."""
 
-    id: int
-    text: int  # of the mode and of all compared words: equal for exact duplicates
-    mode: int  # only prompts of one mode are duplicates
+    id_hash: int
+    text_hash: int  # of the mode and of all compared words: equal for exact duplicates
+    mode_hash: int  # only prompts of one mode are duplicates
+    opening_hash: int  # of the first questions: requests of one conversation share it, each with the history so far
     shingles: UInt64[np.ndarray, " S"]  # the set of runs of words of the questions and results of tools, ascending
     answers: UInt64[np.ndarray, " S"]  # and of the answers, if they are kept
     bands: list[int]  # B, of the questions
-    opening: int  # of the first questions: requests of one conversation share it, each with the history so far
 
 
 class Signer:
@@ -67,13 +67,13 @@ class Signer:
             minhash.update_batch(found[start : start + BLOCK] >> np.uint64(32))  # the upper halves of the hashes
         bands = minhash.hashvalues.astype("<u4").reshape(self.bands, self.band_rows)
         return Signature(
-            id=hash_text(prompt.id),
-            text=hash_text(f"{mode}\n{' '.join(question)}\n{' '.join(answered)}"),
-            mode=mode,
+            id_hash=hash_text(prompt.id),
+            text_hash=hash_text(f"{mode}\n{' '.join(question)}\n{' '.join(answered)}"),
+            mode_hash=mode,
+            opening_hash=hash_text(" ".join(opening(asked))),
             shingles=found,
             answers=shingles(answered, self.shingle_words) if answers else np.array([], dtype=np.uint64),
             bands=[xxhash.xxh3_64_intdigest(band.tobytes()) for band in bands],
-            opening=hash_text(" ".join(opening(asked))),
         )
 
 

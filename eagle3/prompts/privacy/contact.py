@@ -3,14 +3,14 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import phonenumbers
 from phonenumbers import NumberParseException, PhoneNumber, PhoneNumberFormat
 from publicsuffixlist import PublicSuffixList
 
 from eagle3.errors import InputError
-from eagle3.prompts.privacy.recogniser import LOOK_BACK, Span, has_context, stands_alone, words
+from eagle3.prompts.privacy.recogniser import LOOK_BACK, Span, has_context, longest_runs, stands_alone, words
 from eagle3.settings.prompts import PhoneSettings
 
 LOCAL_PART = re.compile(r"[\w.!#$%&'*+^`{|}~-]{1,64}")  # on the reversed text before the @
@@ -107,24 +107,13 @@ class Phones(PhoneSettings):
             if run.end() - run.start() < MIN_DIGITS:
                 continue
             groups = [Span(*group.span()) for group in DIGITS.finditer(text, *run.span())]
-            if len(groups) <= MAX_GROUPS:
-                yield from self._in_run(text, Span(*run.span()), groups)
+            if len(groups) <= MAX_GROUPS:  # in a table, other numbers are next to a phone's
+                groups[0] = groups[0]._replace(start=run.start())  # with its + or bracket
+                in_context = has_context(text, Span(*run.span()), PHONE_WORDS)
+                is_phone = partial(self._is_phone, text, Span(*run.span()), in_context)
+                yield from longest_runs(groups, MAX_GROUPS, is_phone)
 
-    def _in_run(self, text: str, run: Span, groups: list[Span]) -> Iterator[Span]:
-        """Yield the parts of a run that are phone numbers, longest first: in a table other numbers are next to one."""
-        in_context = has_context(text, run, PHONE_WORDS)
-        first = 0
-        while first < len(groups):
-            start = run.start if first == 0 else groups[first].start
-            ends = range(len(groups), first, -1)
-            last = next(
-                (end for end in ends if self._is_phone(text, Span(start, groups[end - 1].end), run, in_context)), None
-            )
-            if last is not None:
-                yield Span(start, groups[last - 1].end)
-            first = last or first + 1
-
-    def _is_phone(self, text: str, span: Span, run: Span, in_context: bool) -> bool:
+    def _is_phone(self, text: str, run: Span, in_context: bool, span: Span) -> bool:
         number = text[span.start : span.end]
         count = sum(map(str.isdigit, number))
         extension = EXTENSION.match(text, span.end)  # "x123" right after the number

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
 
-from eagle3.prompts.privacy.recogniser import Pattern, Span, has_context, stands_alone, words
+from eagle3.prompts.privacy.recogniser import Pattern, Span, has_context, longest_runs, stands_alone, words
 
 # python-stdnum's modules of personal numbers → their names, as an expression that ignores case.
 NAMES = {
@@ -99,7 +99,9 @@ def national_ids(text: str) -> Iterator[Span]:
         yield from find(text)
     if NAME.search(text):
         yield from filter(None, (_somebodys(text, name) for name in OF_ANY.finditer(text)))
-        yield from _named(text, [country for country in countries() if country[0].search(text)])
+        named = [country for country in countries() if country[0].search(text)]
+        parts = [Span(*part.span()) for part in PART.finditer(text)]
+        yield from longest_runs(parts, MOST_GROUPS, lambda span: _is_named(text, span, named))
 
 
 def _somebodys(text: str, name: re.Match[str]) -> Span | None:
@@ -111,21 +113,8 @@ def _somebodys(text: str, name: re.Match[str]) -> Span | None:
     return Span(*number.span()) if number and stands_alone(text, Span(*number.span())) else None
 
 
-def _named(text: str, named: list[tuple[re.Pattern[str], str]]) -> Iterator[Span]:
-    """Find the longest runs of parts that are valid numbers of these countries, near their names."""
-    parts = [Span(*part.span()) for part in PART.finditer(text)]
-    first = 0
-    while first < len(parts):
-        for last in range(min(first + MOST_GROUPS, len(parts)) - 1, first - 1, -1):
-            span = Span(parts[first].start, parts[last].end)
-            if _is_named(text, span, named):
-                yield span
-                first = last
-                break
-        first += 1
-
-
 def _is_named(text: str, span: Span, named: list[tuple[re.Pattern[str], str]]) -> bool:
+    """Tell whether a span is a valid number of one of these countries, near its name."""
     number = text[span.start : span.end]
     return (
         SHORTEST <= len(number) <= LONGEST

@@ -102,11 +102,11 @@ def assigned_passwords(text: str) -> Iterator[Span]:
     if not mentions(text, ASSIGNED_GATES):
         return
     for match in GIVEN_TO_COMMAND.finditer(text):
-        assert match.lastgroup
-        if _is_password(match[match.lastgroup], quoted=True, assigned=True):
-            yield Span(*match.span(match.lastgroup))
+        group = _last_group(match)
+        if _is_password(match[group], quoted=True, assigned=True):
+            yield Span(*match.span(group))
     for match in ASSIGNMENT.finditer(text):
-        group = next(name for name in ("double", "single", "bare") if match[name])
+        group = _last_group(match)
         value = match[group].rstrip(".!?:") if group == "bare" else match[group]
         if TEST_LOG.match(text, match.start()) and IDENTIFIER.fullmatch(value):
             continue
@@ -115,6 +115,12 @@ def assigned_passwords(text: str) -> Iterator[Span]:
         is_secret = _is_password if match["password"] else _is_key
         if is_secret(value, quoted=group != "bare", assigned=not match["nothing"]):
             yield Span(match.start(group), match.start(group) + len(value))
+
+
+def _last_group(match: re.Match[str]) -> str:
+    """Return the name of the group with the value, the last in each of these patterns."""
+    assert match.lastgroup
+    return match.lastgroup
 
 
 def _is_password(value: str, *, quoted: bool, assigned: bool) -> bool:
@@ -230,10 +236,9 @@ OTHER_GATES = (*PROSE_GATES, "log in", "login", "logon", "log on", "sign in", "c
 
 def passwords_in_other_order(text: str) -> Iterator[Span]:
     for match in IN_OTHER_ORDER.finditer(text) if mentions(text, OTHER_GATES) else ():
-        assert match.lastgroup
-        start = match.start(match.lastgroup)
-        value = match[match.lastgroup]
-        if match.lastgroup not in ENCLOSED:
+        group = _last_group(match)
+        start, value = match.start(group), match[group]
+        if group not in ENCLOSED:
             value = value.rstrip(".,;:!?")
         no_value = TEMPLATE.search(value) or METHOD.match(value) or COUNTED.match(value.lstrip("0123456789-"))
         if not no_value and _is_password(value, quoted=False, assigned=True):
@@ -242,7 +247,7 @@ def passwords_in_other_order(text: str) -> Iterator[Span]:
 
 def told_passwords(text: str) -> Iterator[Span]:
     for match in TOLD.finditer(text) if mentions(text, PROSE_GATES) else ():
-        group = next(name for name in ("code", "double", "single", "curly", "guillemets", "bare") if match[name])
+        group = _last_group(match)
         value = match[group].rstrip(".,;:!?") if group == "bare" else match[group].strip("*")
         end = match.start(group) + len(value)
         told = _is_told(text, match, value, end) if group == "bare" else not NO_VALUE.match(value)

@@ -85,6 +85,17 @@ def stands_alone(text: str, span: Span) -> bool:
     return not (JOINED_BEFORE.search(before) or JOINED_AFTER.match(text, span.end))
 
 
+def longest_runs(parts: list[Span], most: int, is_found: Callable[[Span], bool]) -> Iterator[Span]:
+    """Find runs of up to `most` neighbouring parts: of those that begin with a part, the longest. None overlaps."""
+    first = 0
+    while first < len(parts):
+        spans = [Span(parts[first].start, part.end) for part in parts[first : first + most]]
+        last = next((last for last in range(len(spans), 0, -1) if is_found(spans[last - 1])), None)
+        if last is not None:
+            yield spans[last - 1]
+        first += last or 1
+
+
 def has_context(text: str, span: Span, context: re.Pattern[str]) -> bool:
     """Tell whether a context word is near the span, or in the first line of its table."""
     before = text[max(0, span.start - WORDS_BEFORE) : span.start].lower()

@@ -6,7 +6,7 @@ from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from eagle3.prompts.reading.prompt import Refused
-from eagle3.prompts.reading.shapes import Columns, from_json, is_empty
+from eagle3.prompts.reading.shapes import Columns, is_empty, json_in
 
 SUFFIX = re.compile(r"[ _]?(?:\d|[a-f])$", re.IGNORECASE)  # of a column that holds one of several options
 OF_PYTHON = re.compile(r"\s*[\[{]\s*['\"]")  # a list or an object of texts, if it is no JSON
@@ -34,11 +34,11 @@ def read_options(columns: Columns) -> Options | None:
     if not found:
         return None
     name, value = found[0]
-    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
-        text, value = value, from_json(value)
-        if value is None and OF_PYTHON.match(text):
+    text, value = value, json_in(value)
+    if value is None:  # not JSON
+        if OF_PYTHON.match(text):
             raise Refused(f"row with {name} as Python writes them, not JSON")
-        value = text if value is None else value
+        value = text
     if isinstance(value, dict | list):
         return _of_value(name, value)
     stem = SUFFIX.sub("", name)

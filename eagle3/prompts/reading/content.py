@@ -33,11 +33,11 @@ def _parts(content: Any) -> Any:
 
 
 def _part(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    if _is_text_part(part) or (isinstance(part, dict) and [*part] == ["text"] and isinstance(part["text"], str)):
-        return _text_in(part)  # Bedrock's have no type
-    raise Refused("content with parts other than text")
+    is_bedrock = isinstance(part, dict) and [*part] == ["text"]  # its parts have no type
+    text = part["text"] if is_bedrock else part if isinstance(part, str) else _text_in(part)
+    if not isinstance(text, str):
+        raise Refused("content with parts other than text")
+    return text
 
 
 def _is_blank(content: Any) -> bool:
@@ -68,18 +68,14 @@ def require_text(role: str, text: str, columns: Columns) -> None:
     parts: list[Any] = value if isinstance(value, list) else [value]
     shape = columns.shape
     roles = [shape.role_of(shape.of_turn(part, "role")) for part in parts if shape.is_turns([part])]
-    if any(roles) or any(map(_is_text_part, parts)):
+    if any(roles) or any(isinstance(_text_in(part), str) for part in parts):
         raise Refused(f"{role} turn with turns or their parts as JSON text: write them as JSON")
     if role == "user" and (value is not None or PYTHON_VALUE.fullmatch(text)):
         columns.notes.append(("user turn that is a value of JSON or Python", columns.conversation_column()))
 
 
-def _is_text_part(value: Any) -> bool:
-    if not isinstance(value, dict) or value.get("type") not in TEXT_PARTS:
-        return False
-    return isinstance(_text_in(value), str)
-
-
-def _text_in(part: dict) -> Any:
-    """Return the text of a part; the second key is OpenTelemetry's, the third LLaMA-Factory's."""
+def _text_in(part: Any) -> Any:
+    """Return the text of a part, if it is of text; the second key is OpenTelemetry's, the third LLaMA-Factory's."""
+    if not isinstance(part, dict) or part.get("type") not in TEXT_PARTS:
+        return None
     return next((part[key] for key in ("text", "content", "value") if key in part), None)

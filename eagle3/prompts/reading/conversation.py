@@ -242,7 +242,7 @@ def _of_prompt(text: str, columns: Columns) -> list[dict]:
         raise Refused("one turn of a conversation")
     if columns.conversation_column() == "text" and not OF_ANSWERS.isdisjoint(map(plain_name, columns.row)):
         raise Refused("text of an answer, not of a question")
-    context = columns.context()
+    context_column, context = columns.context()
     if context is not None and not isinstance(context, str):
         raise Refused("context is not text")
     parts = [each for each in columns.all("prompt") if isinstance(each, str) and each not in (text, context)]
@@ -250,7 +250,7 @@ def _of_prompt(text: str, columns: Columns) -> list[dict]:
     if context and context in text and is_part:
         context = None  # the text was made of it
     if context:
-        columns.notes.append(("added to the question", columns.context_column()))
+        columns.notes.append(("added to the question", context_column))
     for column, value in columns.row.items():
         if plain_name(column) in TURN_OF and not is_empty(value):
             columns.notes.append(("question without earlier ones of its conversation, if there are any", column))

@@ -135,12 +135,13 @@ def _has_lines(file: str, content: io.BufferedReader) -> bool:
         if head.startswith(begin):
             raise InputError(f"{file} is {what}; {remedy}")
     stripped = (line.removeprefix(codecs.BOM_UTF8).strip() for line in iter(content.readline, b""))
-    first, second = islice(chain(filter(None, stripped), (b"", b"")), 2)
-    if not first.startswith((b"[", b"{")):
+    found = islice(chain(filter(None, stripped), (b"", b"")), 2)
+    first, second = (line.decode("utf-8-sig", "replace") for line in found)  # other encodings are named when it is read
+    if not first.startswith(("[", "{")):
         return True
     if second and _from_line(first) is not None:
         return True
-    return first.startswith(b"{") and _from_line(second) is not None  # only the first row is broken
+    return first.startswith("{") and _from_line(second) is not None  # only the first row is broken
 
 
 def _line_rows(chunk: Chunk, file: io.BufferedReader) -> Rows:
@@ -157,12 +158,10 @@ def _line_rows(chunk: Chunk, file: io.BufferedReader) -> Rows:
         yield line, _from_line(decoded) if decoded.strip() else BLANK
 
 
-def _from_line(text: str | bytes) -> Any:
+def _from_line(text: str) -> Any:
     """Return the value of a line, which ends with a comma in an array without its brackets."""
     value = from_json(text)
-    if value is None and text.rstrip()[-1:] in (",", b","):
-        return from_json(text.rstrip()[:-1])
-    return value
+    return from_json(text.rstrip()[:-1]) if value is None and text.rstrip().endswith(",") else value
 
 
 def _decoded(file: str, text: bytes, position: int = 0) -> str:
@@ -191,14 +190,12 @@ def _value_rows(file: str, content: io.BufferedReader, shape: Layout) -> Rows:
     return enumerate(_rows_of(file, value, shape), 1)
 
 
-def _rows_of(file: str, value: Any, shape: Layout) -> list[Any]:
+def _rows_of(file: str, value: dict | list, shape: Layout) -> list[Any]:
     """Return the rows of an array, of an object around an array, or the one row that the value is."""
     if isinstance(value, list):
         if not shape.is_turns(value):
             return value
         _require_one_conversation(file, value)
-        return [value]
-    if not isinstance(value, dict):
         return [value]
     _require_rows(file, value, shape)
     arrays = [key for key, part in value.items() if isinstance(part, list) and _are_rows(key, part, shape)]

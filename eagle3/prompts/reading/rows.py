@@ -7,7 +7,7 @@ from eagle3.prompts.licenses.terms import all_of
 from eagle3.prompts.reading.conversation import conversation
 from eagle3.prompts.reading.formats import BLANK, NO_END, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Prompt, Refused, TemplateKwargs, Tools, is_unicode
-from eagle3.prompts.reading.shapes import Columns, from_json
+from eagle3.prompts.reading.shapes import Columns, json_in
 from eagle3.prompts.reading.sources import Source
 from eagle3.prompts.reading.tools import is_json, tools_of
 from eagle3.settings.precomputing import TEMPLATE_PARAMETERS
@@ -76,7 +76,7 @@ def _template_kwargs(columns: Columns) -> TemplateKwargs:
     SmolTalk2 has them."""
     variables: TemplateKwargs = {}
     for name, value in columns.found.get("chat_template_kwargs", ()):
-        value = from_json(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
+        value = json_in(value, "{")
         given = value if isinstance(value, dict) else {name.lower().rpartition(".")[2]: value}
         variables |= {key: each for key, each in given.items() if each not in (None, [], {}) and key not in variables}
     for key, value in variables.items():

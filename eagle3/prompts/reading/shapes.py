@@ -156,8 +156,8 @@ class Layout:
         columns = [(wanted, column) for column in row for wanted in self.wanted_of(column)]
         for (_, kind, name, inside), column in sorted(columns, key=lambda each: each[0][0]):  # ties in order of the row
             value = _inside(row[column], inside) if inside else row[column]
-            if kind == "prompt" and isinstance(value, str) and value.lstrip().startswith("["):
-                value = turns if self.is_turns(turns := from_json(value)) else value
+            if kind == "prompt" and self.is_turns(turns := json_in(value, "[")):
+                value = turns
             if not is_empty(value) and not (kind in OF_TEXT and is_missing(value)):
                 values = found.setdefault(kind, [])
                 if any(other == name and each != value for other, each in values):
@@ -245,18 +245,16 @@ class Columns:
         turns = None if kind is None else self.first(kind)
         return kind == "turns" or (isinstance(turns, list) and all(isinstance(turn, str) for turn in turns))
 
-    def context(self) -> Any:
-        """Return the text that goes with the question in a column, if it has one of its own."""
-        return next((value for value in self.all("context") if value != self.first("prompt")), None)
-
-    def context_column(self) -> str | None:
-        return next((name for name, value in self.found.get("context", ()) if value is self.context()), None)
+    def context(self) -> tuple[str | None, Any]:
+        """Return the column with the text that goes with the question, if it has one of its own, and that text."""
+        found = ((name, value) for name, value in self.found.get("context", ()) if value != self.first("prompt"))
+        return next(found, (None, None))
 
     def unused(self, but: Collection[str]) -> Iterator[tuple[str, Any]]:
         """Yield the columns of conversations, contexts, system prompts and options that the conversation is not of."""
         used = [self.conversation_column(), self.name("system"), *but]
         if self.conversation_kind() == "prompt" and isinstance(self.first("prompt"), str):
-            used.append(self.context_column())
+            used.append(self.context()[0])
         others = [each for kind in (*CONVERSATION, "context", "system", "choices") for each in self.found.get(kind, ())]
         yield from {name: value for name, value in others if name not in used}.items()
 
@@ -339,8 +337,7 @@ def _unread(name: str, value: Any, paths: list[list[str]]) -> Iterator[tuple[str
     """Yield the parts of a value that no path leads to, by name."""
     if [] in paths or is_empty(value):
         return
-    if paths and isinstance(value, str) and value.lstrip().startswith("{"):
-        value = from_json(value)
+    value = json_in(value, "{") if paths else value
     if not paths or not isinstance(value, dict):
         yield name, value
         return
@@ -351,8 +348,7 @@ def _unread(name: str, value: Any, paths: list[list[str]]) -> Iterator[tuple[str
 def _inside(value: Any, path: list[str]) -> Any:
     if not path:
         return value
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        value = from_json(value)
+    value = json_in(value, "{")
     parts = value.items() if isinstance(value, dict) else ()
     rests = ((part, rest) for key, part in parts if (rest := _rest(path, key)) is not None)
     return next((found for part, rest in rests if (found := _inside(part, rest)) is not None), None)
@@ -378,9 +374,15 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 read_json = JSONDecoder(object_pairs_hook=_object).decode
 
 
-def from_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text, in UTF-8 if it is bytes; None if it is not JSON."""
-    try:  # from bytes Python would guess UTF-16, and find other lines
-        return read_json(text if isinstance(text, str) else text.decode("utf-8-sig"))
-    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+def from_json(text: str) -> Any:
+    """Return the value of a JSON text; None if it is not JSON."""
+    try:
+        return read_json(text)
+    except (ValueError, RecursionError):
         return None
+
+
+def json_in(value: Any, beginnings: str | tuple[str, ...] = ("{", "[")) -> Any:
+    """Return the value of a text that begins as JSON does, None if it is not JSON; any other value as it is."""
+    is_json = isinstance(value, str) and value.lstrip().startswith(beginnings)
+    return from_json(value) if is_json else value

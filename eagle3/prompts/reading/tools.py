@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from eagle3.prompts.reading.prompt import Refused, Tools, is_unicode, tools_text
-from eagle3.prompts.reading.shapes import TWICE, Columns, Layout, from_json, is_empty
+from eagle3.prompts.reading.shapes import TWICE, Columns, Layout, from_json, is_empty, json_in
 
 Turn = tuple[str, dict]  # its role, and as it is written
 
@@ -60,8 +60,7 @@ def holds_tools(column: str) -> bool:
 
 def are_definitions(value: Any) -> bool:
     """Tell whether a value, in a column of any name, defines a tool or several."""
-    if isinstance(value, str):
-        value = from_json(value) if value.lstrip().startswith(("[", "{")) else None
+    value = json_in(value)
     tool = value[0] if isinstance(value, list) and value else value
     tool = tool.get("function", tool) if isinstance(tool, dict) else None
     return (

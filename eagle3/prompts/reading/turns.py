@@ -4,7 +4,7 @@ from typing import Any
 
 from eagle3.prompts.reading.order import PARENTS, parent_of
 from eagle3.prompts.reading.prompt import Refused
-from eagle3.prompts.reading.shapes import OF_TURNS, Columns, Layout, from_json, plain_name
+from eagle3.prompts.reading.shapes import OF_TURNS, Columns, Layout, json_in, plain_name
 
 OF_A_PAIR = ("system", "user", "assistant")
 CALL, RESULT = "tool_use", "tool_result"  # types of Anthropic's parts
@@ -26,8 +26,7 @@ def as_turns(value: Any, shape: Layout) -> Any:
 def require_nowhere_else(row: dict, shape: Layout, path: tuple[str, ...] = ()) -> None:
     """Raise Refused for turns in another column or inside objects, as in logs of requests; both may be JSON text."""
     for name, value in row.items():
-        if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
-            value = from_json(value)
+        value = json_in(value)
         if _begins_with_a_turn(value, shape):
             raise Refused("turns in another column", name=".".join((*path, name)))
         if isinstance(value, dict) and len(path) < DEEPEST and not shape.is_turns([value]):
@@ -95,7 +94,7 @@ def _of_pair(turn: dict, shape: Layout) -> list[dict] | None:
     found = {role: text for key, text in turn.items() if (role := shape.role_of(key)) and text is not None}
     if not (is_by_role := found.keys() >= {"user", "assistant"}):
         columns = shape.read(turn)
-        if columns.context() is not None:
+        if columns.context() != (None, None):
             return None
         kinds = {"system": "system", "user": "prompt", "assistant": "answer"}
         found = {role: text for role, kind in kinds.items() if (text := columns.first(kind)) is not None}
