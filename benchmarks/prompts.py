@@ -26,7 +26,7 @@ from typing import Any
 from result import ROOT, write_result
 
 from eagle3.compose import compose_run
-from eagle3.prompts import Prompt, plain_source, read_prompts
+from eagle3.prompts import Prompt, read_prompts, source_at
 from eagle3.prompts.rules import Rules
 from eagle3.prompts.stage import prepare_prompts
 from eagle3.settings.precomputing import PrecomputeRun
@@ -72,7 +72,7 @@ def rules(*, privacy: str) -> Rules:
 
 def rates(path: Path) -> dict[str, Any]:
     """Prompts per second of one core: reading, each check, and the signature, one after the other."""
-    source = plain_source("prompts", str(path), split="train")
+    source = source_at("prompts", str(path))
     started = time.process_time()
     found = [prompt for _, prompt in read_prompts(source)]
     prompts = [prompt for prompt in found if isinstance(prompt, Prompt)]

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from scripts import composed
 
-from eagle3.prompts import Prompt, Refused, plain_source
+from eagle3.prompts import Prompt, Refused, source_at
 from eagle3.prompts.reading.conversation import conversation
 from eagle3.prompts.reading.formats import BLANK, chunk_rows, cut
 from eagle3.prompts.reading.rows import read_prompt
@@ -42,7 +42,7 @@ def messages_of(row: dict, *, keep_answers: bool, shape: Layout | None = None) -
 
 def read_file(path: Path | str, *, chunk_bytes: int = 100) -> list[Prompt | Refused]:
     """The rows of a file, read in chunks as the stage reads them, without its checks."""
-    source = plain_source("prompts", str(path), split="train")
+    source = source_at("prompts", str(path))
     rows = [row for chunk in cut(str(path), chunk_bytes) for _, row in chunk_rows(chunk, source.shape)]
     return [read_prompt(row, source, keep_answers=False) for row in rows if row is not BLANK]
 

@@ -20,7 +20,7 @@ from eagle3.commands import serve
 from eagle3.commands.precompute import precompute
 from eagle3.compose import compose_run
 from eagle3.errors import InputError
-from eagle3.prompts import LIBRARIES, plain_source
+from eagle3.prompts import LIBRARIES, source_at
 
 # What may import the packages of an extra; all other code does without.
 NEEDS_EXTRA = {
@@ -193,7 +193,7 @@ def test_formats_and_folders_that_need_the_extra_name_it(monkeypatch, tmp_path):
         (tmp_path / name).write_text("{}")
     for name in ("pyarrow", "datasets"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert plain_source("prompts", str(tmp_path / "chats.json"), split="train").name == "chats"
+    assert source_at("prompts", str(tmp_path / "chats.json")).name == "chats"
     for name, package in (("chats.parquet", "pyarrow"), ("chats.jsonl.gz", "pyarrow"), ("folder", "datasets")):
         with pytest.raises(InputError, match=rf"path=.*{name}.* needs the package {package}; .*'\.\[prompts\]'"):
-            plain_source("prompts", str(tmp_path / name), split="train")
+            source_at("prompts", str(tmp_path / name))

@@ -145,7 +145,7 @@ def _credits(terms: SourceTerms, count: Counts, rules: Rules) -> dict[str, Any]:
 
 def _leaks(counts: dict[str, Counts], rules: Rules) -> dict[str, dict[str, int]]:
     """Return for each benchmark the numbers of its texts, answers and unread rows, and of prompts dropped for it."""
-    rejected = sum((count.rejected for count in counts.values()), Counter())
+    rejected = total(count.rejected for count in counts.values())
     return {
         benchmark.name: {
             "texts": len(benchmark.texts),
@@ -201,7 +201,7 @@ ADVICE = {
 def nothing_left(sources: list[Source], chunks: list[ScannedChunk]) -> InputError:
     """Return the error for a run without prompts, with advice about the commonest reason."""
     rows = sum(chunk.summary["rows"] for chunk in chunks)
-    rejected = sum((Counter(chunk.summary["rejected"]) for chunk in chunks), Counter[str]())
+    rejected = total(chunk.summary["rejected"] for chunk in chunks)
     named = merged(chunk.summary["named"] for chunk in chunks)
     commonest = max(rejected, key=rejected.__getitem__, default="")
     advice = next(advice for reason, advice in ADVICE.items() if re.match(reason, commonest))
@@ -213,13 +213,18 @@ def nothing_left(sources: list[Source], chunks: list[ScannedChunk]) -> InputErro
     )
 
 
+def total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Add counters up."""
+    return sum(map(Counter, counts), Counter[str]())
+
+
 def merged(counts: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, Counter[str]]:
     """Add the counters of each key up."""
-    total: dict[str, Counter[str]] = {}
+    found: dict[str, Counter[str]] = {}
     for each in counts:
         for key, counter in each.items():
-            total.setdefault(key, Counter()).update(counter)
-    return total
+            found.setdefault(key, Counter()).update(counter)
+    return found
 
 
 def in_words(counts: Counter[str], named: Mapping[str, Counter[str]], most: int | None = None) -> str:

@@ -11,7 +11,7 @@ from eagle3.prompts.privacy import Privacy
 from eagle3.prompts.reading.prompt import Check, Prompt
 from eagle3.prompts.reading.rendered import TargetMarkers, TargetMarkersCheck
 from eagle3.prompts.reading.rows import read_prompts
-from eagle3.prompts.reading.sources import Source, file_state, plain_source
+from eagle3.prompts.reading.sources import Source, file_state, source_at
 from eagle3.prompts.traffic.mix import TrafficMix
 from eagle3.settings.parts import plain
 from eagle3.settings.prompts import PromptSettings
@@ -62,4 +62,4 @@ class Rules:
 
     def _sample_source(self, mix: TrafficMix) -> Source:
         # Conversations with tools are part of the traffic, also where prompts.tools=refuse keeps them from the pool.
-        return plain_source("prompts.traffic.sample", {"path": mix.sample, "tools": "keep"}, split="train")
+        return source_at("prompts.traffic.sample", {"path": mix.sample, "tools": "keep"})

@@ -8,9 +8,9 @@ are written (ledger.py, report.py), ledger.json last. A killed run resumes from 
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import replace
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,12 +26,13 @@ from eagle3.prompts.ledger import (
     make_ledger,
     merged,
     nothing_left,
+    total,
     write_prompts,
 )
 from eagle3.prompts.reading.sources import Source, configured_sources, require_unique_names
 from eagle3.prompts.report import write_report
 from eagle3.prompts.rules import Rules
-from eagle3.prompts.scan import Enough, KnownScanner, Scanner, ScanTask, in_order, scan, scan_tasks
+from eagle3.prompts.scan import Enough, KnownScanner, Scanner, in_order, scan, scan_tasks
 from eagle3.prompts.selection import HELD_OUT, KNOWN, Selection
 from eagle3.secrets import public
 from eagle3.settings.parts import plain
@@ -92,18 +93,13 @@ def prepare_prompts(
     _require_held_out_as_before(settings, held_out)
     scanner = Scanner(work / "chunks", found, rules, keep_answers=keep_answers)
 
-    def select(sources: list[Source], *, first: int = 0) -> AbstractContextManager["Selected"]:
-        """Select among the rows of the sources from number `first` on."""
-        depends_on = [(source.files, [*made_by.values(), source.inputs()]) for source in sources]
-        tasks = [task for task in scan_tasks(depends_on, int(settings.chunk_mb * 1e6)) if task.source >= first]
-        return _selected(work, scanner, sources, tasks, rules, settings, grows=growing is not None)
-
+    select = Select(work, scanner, rules, settings, made_by, grows=growing is not None)
     limited = found
     if growing is not None:
         found[0], limit = _grown(growing, found, select, folder)
         limited = [replace(found[0], limit=limit), *found[1:]]
     new = [work / "made", work / "made_held_out"][: len(folders)]
-    counts, traffic = _write(new, limited, select, rules, settings)
+    counts, traffic = _write(new, limited, select)
     sets = [*zip(folders, new, counts, strict=True)]
     for each, made, _ in sets:
         _require_not_answered(each, made / "prompts.jsonl")
@@ -137,7 +133,7 @@ def _require_held_out_as_before(settings: PromptSettings, held_out: Path) -> Non
 
 def _warn_of_few(ledger: dict) -> None:
     """Warn if most prompts go to the held-out ones, or were known."""
-    left_out = sum((Counter(source["rejected"]) for source in ledger["sources"].values()), Counter[str]())
+    left_out = total(source["rejected"] for source in ledger["sources"].values())
     prompts, held_out = ledger["prompts"], left_out[HELD_OUT]
     known = sum(number for reason, number in left_out.items() if reason.startswith(KNOWN))
     if held_out > prompts:
@@ -155,9 +151,9 @@ def _warn_of_few(ledger: dict) -> None:
 def _log_details(counts: Collection[dict]) -> None:
     """Log one line of what was left out, and one of how rows were read; `counts` of the sources in the ledger."""
     named = merged(source["named"] for source in counts)
-    if left_out := sum((Counter(source["rejected"]) for source in counts), Counter[str]()):
+    if left_out := total(source["rejected"] for source in counts):
         log.info("left out: %s; report.md there has more", in_words(left_out, named))
-    if read := sum((Counter(source["found"].get(READING, {})) for source in counts), Counter[str]()):
+    if read := total(source["found"].get(READING, {}) for source in counts):
         log.info("as read: %s; report.md there has more", "; ".join(_by_kind(read)))
 
 
@@ -171,45 +167,47 @@ def _by_kind(notes: Counter[str]) -> Iterator[str]:
         yield f"{what}: {names['']}" if "" in names else f"{what}: {in_words(names, {}, most=LISTED)}"
 
 
-Selected = tuple[list[ScannedChunk], Selection]
+@dataclass(frozen=True)
+class Select:
+    """Opens a selection among the rows of sources, with the rules and limits of one run of the stage."""
+
+    work: Path
+    scanner: Scanner
+    rules: Rules
+    settings: PromptSettings
+    made_by: dict[str, Any]
+    grows: bool  # the first source has no more rows than needed, and is read whole
+
+    @contextmanager
+    def __call__(self, sources: list[Source], *, first: int = 0) -> Iterator[tuple[list[ScannedChunk], Selection]]:
+        """Scan the sources from number `first` on, and find duplicates; reads as far as the limits require, and further
+        if duplicates leave too few prompts.
+        """
+        rules, settings = self.rules, self.settings
+        processes, chunk_bytes = settings.processes or cpu_count(), int(settings.chunk_mb * 1e6)
+        enough = Enough(sources, limit=None if rules.traffic else settings.limit)  # the mix draws from all rows
+        if self.grows:
+            enough.wanted[0] = None
+        depends_on = [FORMAT, self.scanner.keep_answers, plain(rules.duplicates)]
+        known_tasks = scan_tasks([([file], depends_on) for file in rules.known.values()], chunk_bytes)
+        known_chunks = in_order(KnownScanner(self.scanner), known_tasks, min(processes, len(known_tasks)))
+        known = [chunk for _, chunk in known_chunks]
+        files = [(source.files, [*self.made_by.values(), source.inputs()]) for source in sources]
+        tasks = [task for task in scan_tasks(files, chunk_bytes) if task.source >= first]
+        while True:
+            chunks = list(scan(tasks, self.scanner, enough=enough, processes=processes))
+            if not any(chunk.summary["prompts"] for chunk in chunks) and not self.grows:
+                raise nothing_left(sources, chunks)
+            folder = self.work / "selection"
+            with closing(Selection(folder, chunks, known, [*rules.known], threads=processes)) as selection:
+                selection.apply(rules.duplicates, sources)
+                if len(chunks) < len(tasks) and enough.raised(selection.kept(len(sources))):
+                    continue
+                yield chunks, selection
+                return
 
 
-@contextmanager
-def _selected(
-    work: Path,
-    scanner: Scanner,
-    sources: list[Source],
-    tasks: list[ScanTask],
-    rules: Rules,
-    settings: PromptSettings,
-    *,
-    grows: bool,
-) -> Iterator[Selected]:
-    """Scan and find duplicates; reads as far as the limits require, and further if duplicates leave too few prompts.
-
-    `grows`: the first source has no more rows than needed, and is read whole."""
-    processes = settings.processes or cpu_count()
-    enough = Enough(sources, limit=None if rules.traffic else settings.limit)  # the mix draws from all rows
-    if grows:
-        enough.wanted[0] = None
-    depends_on = [FORMAT, scanner.keep_answers, plain(rules.duplicates)]
-    known_tasks = scan_tasks([([file], depends_on) for file in rules.known.values()], int(settings.chunk_mb * 1e6))
-    known = [chunk for _, chunk in in_order(KnownScanner(scanner), known_tasks, min(processes, len(known_tasks)))]
-    while True:
-        chunks = list(scan(tasks, scanner, enough=enough, processes=processes))
-        if not any(chunk.summary["prompts"] for chunk in chunks) and not grows:
-            raise nothing_left(sources, chunks)
-        with closing(Selection(work / "selection", chunks, known, [*rules.known], threads=processes)) as selection:
-            selection.apply(rules.duplicates, sources)
-            if len(chunks) < len(tasks) and enough.raised(selection.kept(len(sources))):
-                continue
-            yield chunks, selection
-            return
-
-
-def _grown(
-    growing: GrowingSource, sources: list[Source], select: Callable[..., Any], folder: Path
-) -> tuple[Source, int]:
+def _grown(growing: GrowingSource, sources: list[Source], select: Select, folder: Path) -> tuple[Source, int]:
     """Let the growing source, which is the first, add rows until enough are kept; return it and that number.
 
     Raises InputError before any row is added to those whose prompts, in `folder`, are answered.
@@ -226,20 +224,19 @@ def _grown(
         if source.files:
             with select([replace(source, limit=wanted), *sources[1:]]) as (chunks, selection):
                 kept, refused = selection.kept(len(sources))[0], selection.refused(0)
-                refused += sum((Counter(each.summary["rejected"]) for each in chunks if each.source == 0), Counter())
+                refused += total(each.summary["rejected"] for each in chunks if each.source == 0)
         if kept >= wanted:
             return source, wanted
-        if source.files and _answered(folder) is not None:
-            raise _of_other_prompts(folder)
+        if source.files:
+            _require_not_answered(folder)
         growing.grow(kept, wanted, refused)
 
 
-def _write(
-    folders: list[Path], sources: list[Source], select: Callable[..., Any], rules: Rules, settings: PromptSettings
-) -> tuple[list[dict[str, Counts]], dict | None]:
+def _write(folders: list[Path], sources: list[Source], select: Select) -> tuple[list[dict[str, Counts]], dict | None]:
     """Write the selected prompts to the first folder, those that are held out to the second, if there is one; return
     the counts of each by source, and the report of the traffic mix.
     """
+    rules, settings = select.rules, select.settings
     sample = rules.sample_cells(rules.traffic) if rules.traffic else Counter()
     with select(sources) as (chunks, selection):
         if not any(selection.kept(len(sources))):
@@ -298,24 +295,15 @@ def _publish(
     return ledger
 
 
-def _require_not_answered(folder: Path, prompts: Path) -> None:
-    """Raise InputError if the answers next to `folder` are to other prompts than those in the new file `prompts`."""
-    if _answered(folder) not in (None, sha256_file(prompts)):
-        raise _of_other_prompts(folder)
-
-
-def _answered(folder: Path) -> str | None:
-    """Return the hash of the prompts that the answers next to `folder` are to; None if there are no answers."""
-    manifest = folder.parent / "answers" / "manifest.json"
-    if not manifest.exists():
-        return None
-    return read_json(manifest, made_by="precompute.py 'stages=[answers]'")["prompts_sha256"]
-
-
-def _of_other_prompts(folder: Path) -> InputError:
+def _require_not_answered(folder: Path, prompts: Path | None = None) -> None:
+    """Raise InputError if there are answers next to `folder`, unless they are to the new file `prompts`."""
     answers = folder.parent / "answers"
-    return InputError(
-        f"the answers in {answers} are to other prompts than these would be, so {folder} stays as it is; "
-        f"take another out_dir, continue with the prompts that are there ('stages=[answers,features]'), or delete "
-        f"{answers} to generate answers again: those in it are lost"
-    )
+    if not (answers / "manifest.json").exists():
+        return
+    manifest = read_json(answers / "manifest.json", made_by="precompute.py 'stages=[answers]'")
+    if prompts is None or manifest["prompts_sha256"] != sha256_file(prompts):
+        raise InputError(
+            f"the answers in {answers} are to other prompts than these would be, so {folder} stays as it is; "
+            f"take another out_dir, continue with the prompts that are there ('stages=[answers,features]'), or delete "
+            f"{answers} to generate answers again: those in it are lost"
+        )

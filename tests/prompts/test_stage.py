@@ -9,7 +9,7 @@ import pytest
 from prompt_stage import OUTPUTS, chat, default_settings, reasons, users, write
 
 from eagle3.errors import InputError
-from eagle3.prompts.reading.sources import plain_source
+from eagle3.prompts.reading.sources import source_at
 from eagle3.prompts.report import write_report
 from eagle3.prompts.rules import Rules
 from eagle3.prompts.stage import prepare_prompts
@@ -208,7 +208,7 @@ class Growing:
         self.path, self.number, self.rows = path, number, []
 
     def source(self):
-        source = plain_source("growing", str(write(self.path, self.rows)), split="train")
+        source = source_at("growing", str(write(self.path, self.rows)))
         return source if self.rows else replace(source, files=[])
 
     def wanted(self, others):

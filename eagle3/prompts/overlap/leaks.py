@@ -12,7 +12,7 @@ from eagle3.prompts.overlap.duplicates import text_hash
 from eagle3.prompts.overlap.words import Owners, Units, words
 from eagle3.prompts.reading.prompt import Prompt, Refused, Verdict
 from eagle3.prompts.reading.rows import read_prompt, read_prompts
-from eagle3.prompts.reading.sources import Source, plain_source, require_unique_names
+from eagle3.prompts.reading.sources import Source, require_unique_names, source_at
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Benchmark:
 def read_benchmarks(benchmarks: list[str | dict]) -> list[Benchmark]:
     """Return the benchmarks of prompts.decontamination."""
     sources = [
-        plain_source(f"prompts.decontamination.benchmarks[{index}]", entry, split="test")
+        source_at(f"prompts.decontamination.benchmarks[{index}]", entry, split="test")
         for index, entry in enumerate(benchmarks)
     ]
     require_unique_names(sources)

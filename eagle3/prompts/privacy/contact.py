@@ -1,7 +1,7 @@
 """Contact data: email addresses, phone numbers."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -10,7 +10,15 @@ from phonenumbers import NumberParseException, PhoneNumber, PhoneNumberFormat
 from publicsuffixlist import PublicSuffixList
 
 from eagle3.errors import InputError
-from eagle3.prompts.privacy.recogniser import LOOK_BACK, Span, has_context, longest_runs, stands_alone, words
+from eagle3.prompts.privacy.recogniser import (
+    LOOK_BACK,
+    Span,
+    has_context,
+    longest_runs,
+    stands_alone,
+    text_before,
+    words,
+)
 from eagle3.settings.prompts import PhoneSettings
 
 LOCAL_PART = re.compile(r"[\w.!#$%&'*+^`{|}~-]{1,64}")  # on the reversed text before the @
@@ -27,12 +35,12 @@ MACHINE_USERS = re.compile(
 def emails(text: str) -> Iterator[Span]:
     """Find addresses with a public suffix; skips git@, no-reply and other machine users."""
     for at in AT.finditer(text) if "@" in text or "%40" in text else ():
-        local = LOCAL_PART.match(text[max(0, at.start() - 64) : at.start()][::-1])
+        local = LOCAL_PART.match(text_before(text, at.start(), 64)[::-1])
         if local is None or (domain := _domain(text, at.end())) is None:
             continue
         user = local.group()[::-1].lstrip(EMAIL_EDGES)
         start = at.start() - len(user)
-        if not user or MACHINE_USERS.fullmatch(user) or URL_ACCOUNT.search(text[max(0, start - 130) : start]):
+        if not user or MACHINE_USERS.fullmatch(user) or URL_ACCOUNT.search(text_before(text, start, 130)):
             continue
         yield Span(start, domain.end())
 
@@ -120,21 +128,20 @@ class Phones(PhoneSettings):
         whole = Span(span.start, extension.end()) if extension else span
         if not MIN_DIGITS <= count <= MAX_DIGITS or DECIMAL.fullmatch(number) or not stands_alone(text, whole):
             return False
-        if CALLED.search(text[max(0, span.start - LONGEST_CALLED) : span.start]) and not DATE.search(number):
+        if CALLED.search(text_before(text, span.start, LONGEST_CALLED)) and not DATE.search(number):
             return True
         number = number.replace("(0)", "")  # +44 (0)20 …
         if number[0] == "+":
             # Numbering plans change, and people mistype: a possible length is enough in context.
-            phone = _parsed(number)
             is_number = phonenumbers.is_possible_number if in_context else phonenumbers.is_valid_number
-            return phone is not None and is_number(phone)
+            return _parsed(number, is_number=is_number) is not None
         if NORTH_AMERICAN.fullmatch(number) and (in_context or extension or number[0] == "("):
             return True
-        if (prefix := INTERNATIONAL_PREFIX.match(number)) and _valid(f"+{number[prefix.end() :]}"):
+        if (prefix := INTERNATIONAL_PREFIX.match(number)) and _parsed(f"+{number[prefix.end() :]}"):
             return True
         if count < MIN_NATIONAL_DIGITS or DATE.search(number):
             return False
-        before = text[max(0, span.start - LOOK_BACK) : span.start]
+        before = text_before(text, span.start, LOOK_BACK)
         if not in_context and (span != run or PART_BEFORE.search(before) or PART_AFTER.match(text, span.end)):
             return False
         return self._is_national(number, in_context)
@@ -145,20 +152,20 @@ class Phones(PhoneSettings):
         if not in_context and (len(groups) == 1 or (len(groups) == 2 and number[0] not in "0(")):
             return False
         regions = [*self.regions, *(self.called_regions if in_context else ())]
-        phones = (phone for region in regions if (phone := _valid(number, region)))
+        phones = (phone for region in regions if (phone := _parsed(number, region)))
         return any(_written_as_usual(groups, phone, in_context=in_context) for phone in phones)
 
 
-def _parsed(number: str, region: str | None = None) -> PhoneNumber | None:
+def _parsed(
+    number: str,
+    region: str | None = None,
+    is_number: Callable[[PhoneNumber], bool] = phonenumbers.is_valid_number,
+) -> PhoneNumber | None:
     try:
-        return phonenumbers.parse(number, region)
+        phone = phonenumbers.parse(number, region)
     except NumberParseException:
         return None
-
-
-def _valid(number: str, region: str | None = None) -> PhoneNumber | None:
-    phone = _parsed(number, region)
-    return phone if phone is not None and phonenumbers.is_valid_number(phone) else None
+    return phone if is_number(phone) else None
 
 
 def _written_as_usual(groups: list[str], phone: PhoneNumber, *, in_context: bool) -> bool:

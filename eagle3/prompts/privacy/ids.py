@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
 
-from eagle3.prompts.privacy.recogniser import Pattern, Span, has_context, longest_runs, stands_alone, words
+from eagle3.prompts.privacy.recogniser import Pattern, Span, has_context, longest_runs, stands_alone, text_before, words
 
 # python-stdnum's modules of personal numbers → their names, as an expression that ignores case.
 NAMES = {
@@ -106,7 +106,7 @@ def national_ids(text: str) -> Iterator[Span]:
 
 def _somebodys(text: str, name: re.Match[str]) -> Span | None:
     """Return the number right after "my SSN is", without checking its digits."""
-    if not SOMEBODYS.search(text[max(0, name.start() - BEFORE_NAME) : name.start()]):
+    if not SOMEBODYS.search(text_before(text, name.start(), BEFORE_NAME)):
         return None
     called = CALLED.match(text, name.end())
     number = CALLED_NUMBER.match(text, called.end()) if called else None
@@ -152,9 +152,7 @@ def clear_forms() -> list[Pattern]:
     def valid(module: str) -> Callable[[re.Match[str]], bool]:
         return lambda match: (
             is_valid(module, match.group())
-            and not (
-                match.group().endswith("L") and LITERAL.search(match.string[max(0, match.start() - 4) : match.start()])
-            )
+            and not (match.group().endswith("L") and LITERAL.search(text_before(match.string, match.start(), 4)))
         )
 
     return [Pattern(re.compile(form), valid=valid(module)) for module, form in CLEAR.items()]

@@ -4,7 +4,7 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from eagle3.prompts.privacy.recogniser import Pattern, Span, stands_alone
+from eagle3.prompts.privacy.recogniser import Pattern, Span, stands_alone, text_before
 
 IPV4 = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}(/\d{1,2})?(?!\d)")
 IPV6 = re.compile(r"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,40}(?:(?<=:)\d{1,3}(?:\.\d{1,3}){3})?(/\d{1,3})?")
@@ -62,9 +62,9 @@ def _is_host(host: ipaddress.IPv4Address | ipaddress.IPv6Address, *, written_out
 
 
 def _is_version(text: str, match: re.Match[str]) -> bool:
-    if LOGIN.search(text[max(0, match.start() - LONGEST_LOGIN) : match.start()]):
+    if LOGIN.search(text_before(text, match.start(), LONGEST_LOGIN)):
         return False
-    before = text[max(0, match.start() - LONGEST_VERSION_WORDS) : match.start()]
+    before = text_before(text, match.start(), LONGEST_VERSION_WORDS)
     return bool(BEFORE_VERSION.search(before) or AFTER_VERSION.match(text, match.end()))
 
 
@@ -74,7 +74,7 @@ LONGER_BEFORE = re.compile(r"(?:^|[^0-9A-Z])[0-9A-F]{2}[:-]\Z", re.IGNORECASE)  
 
 
 def _is_device(match: re.Match[str]) -> bool:
-    if LONGER_BEFORE.search(match.string[max(0, match.start() - 4) : match.start()]):
+    if LONGER_BEFORE.search(text_before(match.string, match.start(), 4)):
         return False
     digits = re.sub("[^0-9a-f]", "", match.group().lower())
     # Six pairs of decimal digits joined by dashes, or a number with two points, are usually no MAC address.

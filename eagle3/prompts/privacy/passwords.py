@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from eagle3.prompts.privacy.recogniser import Pattern, Span, mentions
+from eagle3.prompts.privacy.recogniser import Pattern, Span, mentions, text_before
 
 # Stand-ins for secrets in documentation.
 PLACEHOLDER = re.compile(
@@ -27,6 +27,10 @@ MANY_KINDS = 8  # of characters in a random key of 16 and more; aaaa… and 1234
 
 def is_random(value: str) -> bool:
     return len(set(value)) >= MANY_KINDS and not PLACEHOLDER.search(value)
+
+
+def has_letters_and_digits(value: str) -> bool:
+    return any(map(str.isdigit, value)) and any(map(str.isalpha, value))
 
 
 def entropy(text: str) -> float:
@@ -44,7 +48,7 @@ def url_passwords(text: str) -> Iterator[Span]:
     for match in URL_ACCOUNT.finditer(text) if "://" in text and "@" in text else ():
         user, password = match.groups()
         if password != user and not PLACEHOLDER.search(password):
-            scheme = SCHEME.search(text[max(0, match.start() - 31) : match.start()])
+            scheme = SCHEME.search(text_before(text, match.start(), 31))
             yield Span(match.start() - len(scheme.group() if scheme else ""), match.end())
 
 
@@ -134,10 +138,9 @@ def _is_password(value: str, *, quoted: bool, assigned: bool) -> bool:
 
 
 def _is_key(value: str, *, quoted: bool, assigned: bool) -> bool:
-    digits = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
     return (
-        assigned and digits and len(value) >= 16 and is_random(value) and entropy(value) >= KEY_ENTROPY
-        and (quoted or not DOTTED_NAME.fullmatch(value))
+        assigned and has_letters_and_digits(value) and len(value) >= 16 and is_random(value)
+        and entropy(value) >= KEY_ENTROPY and (quoted or not DOTTED_NAME.fullmatch(value))
     )  # fmt: skip
 
 
@@ -259,5 +262,5 @@ def _is_told(text: str, match: re.Match[str], value: str, end: int) -> bool:
     """Tell whether a value without quotes is a password: it has a digit, not of a count, or follows a user name."""
     if any(map(str.isdigit, value)):
         return not (COUNTED.match(text, end) or METHOD.match(value) or COUNTED.match(value.lstrip("0123456789-")))
-    user = USER.search(text[max(0, match.start() - 80) : match.start()])
+    user = USER.search(text_before(text, match.start(), 80))
     return user is not None and ENDS.match(text, end) is not None and not NO_VALUE.match(value)

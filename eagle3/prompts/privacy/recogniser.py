@@ -80,9 +80,18 @@ def mentions(text: str, gates: tuple[str, ...]) -> bool:
     return any(gate in lowered for gate in gates)
 
 
+def matches(pattern: re.Pattern[str], text: str, is_found: Callable[[re.Match[str]], object]) -> Iterator[Span]:
+    """Yield the matches that pass a test, also inside a word."""
+    return (Span(*match.span()) for match in pattern.finditer(text) if is_found(match))
+
+
+def text_before(text: str, position: int, length: int) -> str:
+    return text[max(0, position - length) : position]
+
+
 def stands_alone(text: str, span: Span) -> bool:
-    before = text[max(0, span.start - LOOK_BACK) : span.start]
-    return not (JOINED_BEFORE.search(before) or JOINED_AFTER.match(text, span.end))
+    joined_before = JOINED_BEFORE.search(text_before(text, span.start, LOOK_BACK))
+    return not (joined_before or JOINED_AFTER.match(text, span.end))
 
 
 def longest_runs(parts: list[Span], most: int, is_found: Callable[[Span], bool]) -> Iterator[Span]:
@@ -98,7 +107,7 @@ def longest_runs(parts: list[Span], most: int, is_found: Callable[[Span], bool])
 
 def has_context(text: str, span: Span, context: re.Pattern[str]) -> bool:
     """Tell whether a context word is near the span, or in the first line of its table."""
-    before = text[max(0, span.start - WORDS_BEFORE) : span.start].lower()
+    before = text_before(text, span.start, WORDS_BEFORE).lower()
     found = (
         context.search(before)
         or context.search(text[span.end : span.end + WORDS_AFTER].lower())

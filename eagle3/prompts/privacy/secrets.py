@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator
 from itertools import chain, pairwise
 
-from eagle3.prompts.privacy.passwords import PLACEHOLDER, entropy, is_random
-from eagle3.prompts.privacy.recogniser import Span
+from eagle3.prompts.privacy.passwords import PLACEHOLDER, entropy, has_letters_and_digits, is_random
+from eagle3.prompts.privacy.recogniser import Span, matches, text_before
 
 # What a key begins with → the rest of it, as its issuer documents it.
 KEYS = {prefix: re.compile(body) for prefixes, body, _issuer in (
@@ -73,13 +73,11 @@ def api_keys(text: str) -> Iterator[Span]:
             if match and _ends_alone(text, position, match.end()) and is_random(match.group()):
                 yield Span(position, match.end())
             position = text.find(start, match.end() if match else position + len(start))
-    for match in OTHER_KEYS.finditer(text):
-        if _ends_alone(text, *match.span()) and is_random(match.group()):
-            yield Span(*match.span())
+    yield from matches(OTHER_KEYS, text, lambda match: _ends_alone(text, *match.span()) and is_random(match.group()))
 
 
 def _ends_alone(text: str, start: int, end: int) -> bool:
-    before, after = text[max(0, start - 1) : start], text[end : end + 1]
+    before, after = text_before(text, start, 1), text[end : end + 1]
     return not (before.isalnum() and before.isascii()) and not (after.isalnum() and after.isascii())
 
 
@@ -94,13 +92,11 @@ AUTHORIZATION_HEADER = re.compile(
 
 def tokens(text: str) -> Iterator[Span]:
     """Find JSON web tokens whose header decodes, and values of bearer, token and basic authorization."""
-    for match in JWT.finditer(text) if "eyJ" in text else ():
-        if _is_json(match[1]):
-            yield Span(*match.span())
+    if "eyJ" in text:
+        yield from matches(JWT, text, lambda match: _is_json(match[1]))
     for match in chain(AUTHORIZATION.finditer(text), AUTHORIZATION_HEADER.finditer(text)):
         value = match[2]
-        letters_and_digits = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
-        if letters_and_digits and is_random(value) and (match[1].lower() != "basic" or _is_login(value)):
+        if has_letters_and_digits(value) and is_random(value) and (match[1].lower() != "basic" or _is_login(value)):
             yield Span(*match.span(2))
 
 
@@ -132,9 +128,8 @@ ENCODED_KEY = re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{50,20000}={0,2}")  # "---
 
 def private_keys(text: str) -> Iterator[Span]:
     """Find PEM, OpenSSH, PGP and PuTTY keys from first to last line, or to the end of a truncated text."""
-    for encoded in ENCODED_KEY.finditer(text) if "LS0tLS1CRUdJTi" in text else ():
-        if b"PRIVATE KEY" in base64.b64decode(encoded.group()[:64]):
-            yield Span(*encoded.span())
+    if "LS0tLS1CRUdJTi" in text:
+        yield from matches(ENCODED_KEY, text, lambda match: b"PRIVATE KEY" in base64.b64decode(match.group()[:64]))
     position = 0
     while match := PRIVATE_KEY.search(text, position):
         position = match.end()
@@ -195,7 +190,7 @@ def random_values(text: str) -> Iterator[Span]:
 
 def _line_before(text: str, start: int) -> str:
     """Return the end of the line before a value, with the line above if this one has no name for it."""
-    *above, line = text[max(0, start - BEFORE) : start].rsplit("\n", 2)
+    *above, line = text_before(text, start, BEFORE).rsplit("\n", 2)
     continued = above and above[-1].rstrip().endswith(OPEN_ENDS) and UNNAMED.fullmatch(line)
     return above[-1] + line if continued else line
 
@@ -231,7 +226,7 @@ def _is_named_secret(body: str) -> bool:
 
 def _is_short_secret(value: str) -> bool:
     return (
-        len(value) >= SHORT_LENGTH and value.isalnum() and any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+        len(value) >= SHORT_LENGTH and value.isalnum() and has_letters_and_digits(value)
         and is_random(value) and entropy(value) >= SHORT_ENTROPY and _switches(value) >= SHORT_SWITCHES
     )  # fmt: skip
 

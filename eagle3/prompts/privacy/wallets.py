@@ -10,14 +10,15 @@ import binascii
 import hashlib
 import re
 from collections.abc import Iterator
-from itertools import chain, groupby
+from itertools import groupby
 
-from eagle3.prompts.privacy.recogniser import Pattern, Span, has_context, mentions, words
+from eagle3.prompts.privacy.recogniser import Pattern, Span, has_context, matches, mentions, words
 
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 OF_XRP = "rpshnaf39wBUDNEGHJKLM4PQRST7VWXYZ2bcdeCg65jkm8oFqi1tuvAxyz"
 WORD58 = re.compile(r"(?<![A-Za-z0-9])[1-9A-HJ-NP-Za-km-z]{25,111}(?![A-Za-z0-9])")
 ADDRESS_BYTES = range(23, 28)  # prefix, hash and checksum
+SS58_BYTES = (35, 36)
 SECRET_BYTES = (37, 38)  # a private key in wallet import format
 EXTENDED_BYTES = 82  # extended keys, BIP 32
 MONERO = re.compile(r"[48][0-9AB][1-9A-HJ-NP-Za-km-z]{93}")
@@ -27,7 +28,8 @@ BECH32_LETTERS = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 BECH32_GENERATOR = (0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)
 BECH32_CONSTANTS = (1, 0x2BC830A3)
 
-BASE32 = re.compile(r"(?<![A-Z0-9])[GS][A-Z2-7]{55}(?![A-Z0-9])")  # Stellar: account, seed
+STELLAR_ACCOUNT = re.compile(r"(?<![A-Z0-9])G[A-Z2-7]{55}(?![A-Z0-9])")
+STELLAR_SEED = re.compile(r"(?<![A-Z0-9])S[A-Z2-7]{55}(?![A-Z0-9])")
 STELLAR_LENGTH = 56
 TON = re.compile(r"(?<![\w-])[EUk0]Q[\w-]{46}(?![\w-])", re.ASCII)
 
@@ -49,26 +51,16 @@ LEAST_KINDS = 8  # of characters: 0x000…dead and the like belong to nobody
 
 def addresses(text: str) -> Iterator[Span]:
     """Find addresses that have a checksum, and Monero's, which are as long as no other word."""
-    for match in WORD58.finditer(text):
-        word = match.group()
-        if _kind_of_base58(word) == "address" or _is_ss58(word) or MONERO.fullmatch(word):
-            yield Span(*match.span())
-    for match in BECH32.finditer(text):
-        if _is_bech32(match[1].lower(), match[2].lower()):
-            yield Span(*match.span())
-    for match in chain(BASE32.finditer(text), TON.finditer(text)):
-        if match.group()[0] != "S" and _has_crc(match.group()):
-            yield Span(*match.span())
+    yield from matches(WORD58, text, lambda match: _is_address(match.group()))
+    yield from matches(BECH32, text, lambda match: _is_bech32(match[1].lower(), match[2].lower()))
+    yield from matches(STELLAR_ACCOUNT, text, _has_crc)
+    yield from matches(TON, text, _has_crc)
 
 
 def secret_keys(text: str) -> Iterator[Span]:
     """Find private keys in wallet import format, extended ones, Stellar's seeds, and hexadecimal ones by their name."""
-    for match in WORD58.finditer(text):
-        if _kind_of_base58(match.group()) == "secret":
-            yield Span(*match.span())
-    for match in BASE32.finditer(text):
-        if match.group()[0] == "S" and _has_crc(match.group()):
-            yield Span(*match.span())
+    yield from matches(WORD58, text, lambda match: _kind_of_base58(match.group()) == "secret")
+    yield from matches(STELLAR_SEED, text, _has_crc)
     yield from hexadecimal_keys(text)
 
 
@@ -147,11 +139,11 @@ def _kind_of_base58(word: str) -> str | None:
     return None
 
 
-def _is_ss58(word: str) -> bool:
+def _is_address(word: str) -> bool:
+    if _kind_of_base58(word) == "address" or MONERO.fullmatch(word):
+        return True
     content = _decoded(word, BASE58)
-    if len(content) not in (35, 36):
-        return False
-    return hashlib.blake2b(b"SS58PRE" + content[:-2]).digest()[:2] == content[-2:]
+    return len(content) in SS58_BYTES and hashlib.blake2b(b"SS58PRE" + content[:-2]).digest()[:2] == content[-2:]
 
 
 def _is_bech32(prefix: str, data: str) -> bool:
@@ -166,8 +158,9 @@ def _is_bech32(prefix: str, data: str) -> bool:
     return checksum in BECH32_CONSTANTS
 
 
-def _has_crc(word: str) -> bool:
+def _has_crc(match: re.Match[str]) -> bool:
     """Tell whether the last two bytes are the CRC-16 (XModem) of the others, in either order."""
+    word = match.group()
     try:
         content = base64.b32decode(word) if len(word) == STELLAR_LENGTH else base64.b64decode(word, altchars="-_")
     except (ValueError, binascii.Error):

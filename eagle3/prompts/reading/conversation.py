@@ -57,8 +57,6 @@ GREETING = re.compile(
 LONGEST_GREETING = 200  # characters
 LONG_CONTEXT = 80  # characters: a shorter one may be in a question by chance
 
-TOOL_ROLES = ("call", "tool")
-
 # Columns that say who wrote a row's `text`, next to those of a turn's role: Rasa's and many bots'.
 SPEAKERS_OF_TEXTS = ("event", "type", "author")
 
@@ -96,7 +94,7 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
         columns.notes.append(("system turns between questions without answers", None))
     if shape.keeps_tools:
         turns = with_tool_turns(turns, columns, keep_answers=keep_answers)
-    elif any(role in TOOL_ROLES for role, _ in turns):
+    elif any(role in ("call", "tool") for role, _ in turns):
         raise Refused("tool turn")
     if keep_answers:
         require_answered(turns, columns)

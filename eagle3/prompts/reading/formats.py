@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 
 from eagle3.errors import InputError
-from eagle3.prompts.reading.media import names_media
+from eagle3.prompts.reading.media import FILE_PARTS, names_media
 from eagle3.prompts.reading.shapes import TURN_OF, UNREAD, Layout, from_json, plain_name, read_json
 from eagle3.secrets import without_query
 
@@ -27,7 +27,6 @@ HEAD = 32  # bytes of a file that tell its format
 NAMED_KEYS = 5  # in an error
 SPLIT_KEYS = 3  # columns, data and index
 OF_ONE_TALK = frozenset(("dialog", "dialogue", "chat", "thread", "transcript", "utterances"))  # names of its turns
-FILE_PARTS = ("bytes", "path", "url")  # of a structure that holds or names a file
 
 UTF_16 = "UTF-16, not UTF-8", "convert it, e.g. with iconv -f UTF-16 -t UTF-8"
 UTF_32 = "UTF-32, not UTF-8", "convert it, e.g. with iconv -f UTF-32 -t UTF-8"

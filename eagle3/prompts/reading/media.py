@@ -17,6 +17,7 @@ ABOUT = frozenset((
 SHOWN = frozenset(
     ("url", "urls", "link", "links", "href", "homepage", "website", "avatar", "thumbnail", "icon", "logo")
 )
+FILE_PARTS = ("bytes", "path", "url")  # of an object that holds or names a file
 DEEPEST = 20  # lists and objects in each other that are searched
 IDS = frozenset(("id", "ids", "index", "idx"))  # a number next to one of these words names a file
 FLAGS = frozenset(("true", "false", "yes", "no", "none", "0", "1"))
@@ -66,7 +67,7 @@ def _names_file(value: Any, deepest: int = DEEPEST) -> bool:
     if isinstance(value, str):
         return FILE.match(value) is not None and (value.startswith("data:") or FILE.fullmatch(value) is not None)
     if isinstance(value, dict):
-        value = [value.get(key) for key in ("bytes", "path", "url")]
+        value = [value.get(key) for key in FILE_PARTS]
     if isinstance(value, list):
         return deepest > 0 and any(_names_file(each, deepest - 1) for each in value)
     return isinstance(value, bytes)

@@ -65,9 +65,9 @@ def configured_sources(settings: PromptSettings) -> list[Source]:
         )
     defaults = vars(settings) | {"limit": None}  # prompts.limit is for all sources together
     if sources is None:
-        return [_source("prompts", defaults, id_prefix=False)]
+        return [source_at("prompts", defaults)]
     found = [
-        _source(f"prompts.sources[{index}]", defaults | _entry(entry), id_prefix=True)
+        source_at(f"prompts.sources[{index}]", defaults | _entry(entry), id_prefix=True)
         for index, entry in enumerate(sources)
     ]
     require_unique_names(found)
@@ -80,25 +80,22 @@ def require_unique_names(sources: list[Source]) -> None:
             raise InputError(f"{source.key}.name={source.name} is taken by an earlier one; give it another name")
 
 
-def plain_source(key: str, entry: str | dict, *, split: str, keeps_history: bool = False) -> Source:
-    """Return a source whose prompts are not kept, such as a benchmark.
-
-    entry: a path, or a dict of path, name, split; split: the default for a dataset folder; keeps_history: see Layout.
-    """
-    return _source(key, _entry(entry), id_prefix=False, usual_split=split, keeps_history=keeps_history)
-
-
 def _entry(entry: str | dict) -> dict:
     return entry if isinstance(entry, dict) else {"path": entry}
 
 
-def _source(
-    key: str, entry: dict, *, id_prefix: bool, usual_split: str = "train", keeps_history: bool = False
+def source_at(
+    key: str, entry: str | dict, *, split: str = "train", id_prefix: bool = False, keeps_history: bool = False
 ) -> Source:
+    """Return the source that `entry`, a path or an element of prompts.sources, describes.
+
+    split: the default for a dataset folder; id_prefix: whether ids begin with its name; keeps_history: see Layout.
+    """
+    entry = _entry(entry)
     path = str(entry["path"])
     if "://" not in path:  # keeps symbolic links: in the Hub's cache only the link has the file's name
         path = os.path.abspath(path)
-    files = _files(f"{key}.path={entry['path']}", path, f"{key}.split", entry.get("split"), usual_split)
+    files = _files(f"{key}.path={entry['path']}", path, f"{key}.split", entry.get("split"), split)
     name = entry.get("name") or _stem(path, is_file=files == [path])
     terms = source_terms(name=name, path=path, license=entry.get("license"), attribution=entry.get("attribution"))
     return Source(

@@ -69,7 +69,8 @@ def _wrapped(turn: dict, shape: Layout) -> dict | None:
     """
     content = shape.of_turn(turn, "content")
     parts = {key: part for key, part in turn.items() if isinstance(part, dict)}
-    found = [key for key, part in parts.items() if _has_role(part, shape)]
+    roles = {key: shape.role_of(shape.of_turn(part, "role")) for key, part in parts.items()}
+    found = [key for key, part in parts.items() if roles[key] or shape.is_turns([part])]
     others = [part for key, part in parts.items() if key not in found and part is not content]
     if len(found) != 1 or any(shape.of_turn(part, "content") is not None for part in others):
         return None  # several turns
@@ -79,10 +80,6 @@ def _wrapped(turn: dict, shape: Layout) -> dict | None:
     if shape.of_turn(part, "content") is not None:  # a turn that it quotes
         return None
     return {**turn, shape.fields["role"][0]: shape.of_turn(part, "role")}
-
-
-def _has_role(turn: dict, shape: Layout) -> bool:
-    return shape.role_of(shape.of_turn(turn, "role")) is not None or shape.is_turns([turn])
 
 
 def _of_pair(turn: dict, shape: Layout) -> list[dict] | None:

@@ -22,7 +22,7 @@ from eagle3.features.source import FeatureSource, as_setting
 from eagle3.features.split import prompt_and_turn, split_fraction
 from eagle3.features.turns import answers_of
 from eagle3.head_files.record import Origin
-from eagle3.prompts import Refused, Source, plain_source, read_prompts
+from eagle3.prompts import Refused, Source, read_prompts, source_at
 from eagle3.serving.check.turns import Turn, first_turn, require_room
 from eagle3.settings.serving import PromptFile, Turns
 from eagle3.target.facts import TargetConfig
@@ -108,7 +108,7 @@ def prompt_source(settings: PromptFile) -> Source | None:
     if settings.path is None:
         return None
     entry = {"path": settings.path, "split": settings.split, "fields": settings.fields, "tools": "keep"}
-    return plain_source("prompts", entry, split="train", keeps_history=True)
+    return source_at("prompts", entry, keeps_history=True)
 
 
 def file_conversations(

@@ -18,7 +18,7 @@ from object_stores import running_store
 from prompt_stage import Prepare, chat, read_file, some_rows, texts, users, write
 
 from eagle3.errors import InputError
-from eagle3.prompts import Prompt, Refused, plain_source
+from eagle3.prompts import Prompt, Refused, source_at
 from eagle3.prompts.reading.formats import BLANK, chunk_rows, cut
 from eagle3.prompts.reading.shapes import shape_of
 
@@ -358,7 +358,7 @@ def test_what_is_not_in_the_store_and_a_store_without_its_package_are_named(
     bucket: str, path: str, message: str
 ) -> None:
     with pytest.raises(InputError, match=rf"prompts\.path={path} {message}"):
-        plain_source("prompts", path, split="train")
+        source_at("prompts", path)
 
 
 def test_a_file_on_a_web_server_that_sends_whole_files_only_is_read(tmp_path: Path) -> None:
