@@ -17,7 +17,7 @@ def text_of(content: Any, columns: Columns) -> str:
     content = _parts(content)
     if isinstance(content, list):
         if len(content) > 1:
-            columns.notes.append(("text parts of a turn joined", None))
+            columns.note("text parts of a turn joined")
         content = BETWEEN_PARTS.join(_part(part) for part in content)
     if not isinstance(content, str):
         raise Refused("turn without content" if content is None else "content is not text")
@@ -67,11 +67,11 @@ def require_text(role: str, text: str, columns: Columns) -> None:
     value = from_json(text) if text.lstrip().startswith(("{", "[", '"')) else None
     parts: list[Any] = value if isinstance(value, list) else [value]
     shape = columns.shape
-    roles = [shape.role_of(shape.of_turn(part, "role")) for part in parts if shape.is_turns([part])]
+    roles = [shape.role_in(part) for part in parts if shape.is_turns([part])]
     if any(roles) or any(isinstance(_text_in(part), str) for part in parts):
         raise Refused(f"{role} turn with turns or their parts as JSON text: write them as JSON")
     if role == "user" and (value is not None or PYTHON_VALUE.fullmatch(text)):
-        columns.notes.append(("user turn that is a value of JSON or Python", columns.conversation_column()))
+        columns.note("user turn that is a value of JSON or Python", columns.conversation_column())
 
 
 def _text_in(part: Any) -> Any:

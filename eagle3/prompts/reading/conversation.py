@@ -91,7 +91,7 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
     turns = _with_columns(turns, columns)
     roles = "".join(role[0] for role, _ in turns)
     if re.fullmatch("[su]*us+u[su]*", roles):  # some data sets call the answering side so
-        columns.notes.append(("system turns between questions without answers", None))
+        columns.note("system turns between questions without answers")
     if shape.keeps_tools:
         turns = with_tool_turns(turns, columns, keep_answers=keep_answers)
     elif any(role in ("call", "tool") for role, _ in turns):
@@ -103,7 +103,7 @@ def conversation(columns: Columns, *, keep_answers: bool) -> list[dict[str, Any]
     while turns and turns[-1][0] not in last:
         after = turns.pop()
     if turns and after and after[0] == "system" and not (keep_answers or is_none(shape.of_turn(after[1], "content"))):
-        columns.notes.append(("system turn after the last question left out", None))
+        columns.note("system turn after the last question left out")
     if keep_answers and not turns:
         raise Refused("no assistant turn")
     reasons = columns.all("finish_reason")  # of the last answer
@@ -131,7 +131,7 @@ def _from_first_question(turns: list[Turn], columns: Columns) -> list[Turn]:
     content = columns.shape.of_turn(turns[opening[0]][1], "content")
     if not (isinstance(content, str) and len(content) <= LONGEST_GREETING and GREETING.search(content)):
         raise Refused("conversation that begins with an answer")
-    columns.notes.append(("greeting before the first question left out", None))
+    columns.note("greeting before the first question left out")
     del turns[opening[0]]
     return _from_first_question(turns, columns)
 
@@ -149,7 +149,7 @@ def _messages(turns: list[Turn], columns: Columns, *, keep_answers: bool) -> lis
             message = _message(role, turn, columns)
             if role == before == "user" and is_joined:
                 messages[-1]["content"] += BETWEEN_MESSAGES + message["content"]
-                columns.notes.append(("user turns that follow each other joined", None))
+                columns.note("user turns that follow each other joined")
             else:
                 messages.append(message)
         elif columns.shape.keeps_history and (text := _given_text(columns.shape.of_turn(turn, "content"), columns)):
@@ -175,7 +175,7 @@ def _add_options(messages: list[dict[str, Any]], columns: Columns) -> Options | 
     if len(questions) > 1:
         raise Refused(f"conversation with {options.columns[0]}")
     questions[0]["content"] += BETWEEN_MESSAGES + text_of("\n".join(options.lines), columns)
-    columns.notes.append(("options added to the question", None))
+    columns.note("options added to the question")
     return options
 
 
@@ -190,7 +190,7 @@ def _note_unread(columns: Columns, messages: list[dict[str, Any]], options: Opti
         if columns.shape.refuses_files and name in columns.row and are_definitions(value):
             raise Refused("row with tools under another name than tools", name=name)
         if not (isinstance(value, str) and any(value.strip() == message["content"] for message in messages)):
-            columns.notes.append((UNREAD_COLUMN, name))
+            columns.note(UNREAD_COLUMN, name)
     asked = [message["content"] for message in messages if message["role"] == "user"]
     if columns.shape.refuses_files and any(map(has_placeholder, asked)):
         raise Refused("text with the place of an image, sound or video")
@@ -220,7 +220,7 @@ def _turns(columns: Columns) -> list[dict]:
     if not isinstance(turns, list):
         raise Refused(f"{name} is not a list" if kind != "prompt" else f"{name} is neither text nor a list")
     if kind == "prompt" and len(turns) > 1 and columns.lists_questions():
-        columns.notes.append(("list of texts, each of them asked", name))
+        columns.note("list of texts, each of them asked", name)
     if kind != "messages":
         turns = [columns.shape.turn("user", turn) if isinstance(turn, str) else turn for turn in turns]
     if kind == "turns":  # Arena-Hard's are objects around texts
@@ -248,16 +248,16 @@ def _of_prompt(text: str, columns: Columns) -> list[dict]:
     if context and context in text and is_part:
         context = None  # the text was made of it
     if context:
-        columns.notes.append(("added to the question", context_column))
+        columns.note("added to the question", context_column)
     for column, value in columns.row.items():
         if plain_name(column) in TURN_OF and not is_empty(value):
-            columns.notes.append(("question without earlier ones of its conversation, if there are any", column))
+            columns.note("question without earlier ones of its conversation, if there are any", column)
     return [columns.shape.turn("user", f"{text}\n\n{context}" if context else text)]
 
 
 def _is_one_turn(columns: Columns) -> bool:
     """Tell whether a row with one text is a turn of a conversation whose other turns are rows of their own."""
-    role = columns.shape.role_of(columns.shape.of_turn(columns.row, "role"))
+    role = columns.shape.role_in(columns.row)
     if columns.name("part_of") or role not in (None, "user") or columns.row.get("type") == "message":  # Slack's
         return True
     if columns.conversation_column() == "text":
@@ -319,13 +319,13 @@ def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
         if not known and not shape.is_of_turn(name) and not is_empty(value):
             if shape.refuses_files and is_file(name, value):
                 raise Refused("turn with a file of image, sound or video", name=name)
-            columns.notes.append((UNREAD_KEY, name))
+            columns.note(UNREAD_KEY, name)
     content = shape.of_turn(turn, "content")
     text = text_of("" if role == "call" and content is None else content, columns)
     for name in shape.fields["content"]:
         other = turn.get(name)
         if other is not content and not is_empty(other) and (_given_text(other, columns) or "").split() != text.split():
-            columns.notes.append((UNREAD_KEY, name))
+            columns.note(UNREAD_KEY, name)
     if role in ("user", "system"):
         require_text(role, text, columns)
     message = {"role": role, "content": text}

@@ -44,7 +44,7 @@ def _prompt(columns: Columns, id: str | None, source: Source, keep_answers: bool
     license = _license(columns, source)
     origins = [name for name in columns.texts("source") if _is_name(name)]
     if any(len(name.split()) > LONGEST_ORIGIN or "\n" in name for name in origins):  # of a translation, say
-        columns.notes.append(("source that is a text, not a name", columns.name("source")))
+        columns.note("source that is a text, not a name", columns.name("source"))
     return Prompt(
         id=source.id_prefix + (id or _content_id(messages, tools, template_kwargs)),
         source=origins[0] if origins else source.name,

@@ -205,6 +205,9 @@ class Layout:
     def role_of(self, name: object) -> str | None:
         return self.roles.get(name.strip().lower()) if isinstance(name, str) else None
 
+    def role_in(self, turn: dict) -> str | None:
+        return self.role_of(self.of_turn(turn, "role"))
+
     def of_turn(self, turn: dict, kind: str) -> Any:
         """Return a turn's first value of a kind, an empty one only if all are; None if it has none."""
         first = None
@@ -231,6 +234,9 @@ class Columns:
     ):
         self.row, self.shape, self.found, self.twice = row, shape, found, twice
         self.notes: list[tuple[str, str | None]] = []
+
+    def note(self, what: str, name: str | None = None) -> None:
+        self.notes.append((what, name))
 
     def conversation_kind(self) -> str | None:
         return next((kind for kind in CONVERSATION if self.found.get(kind)), None)

@@ -111,11 +111,11 @@ def with_tool_turns(turns: list[Turn], columns: Columns, *, keep_answers: bool) 
             reading.add(role, turn)
         except _LeftOut as reason:
             if any(role in ("user", "tool") for role, _ in turns[place:]):  # a last call is left out as any answer
-                columns.notes.append((f"{LEFT_OUT}: {reason}", None))
+                columns.note(f"{LEFT_OUT}: {reason}")
             del reading.turns[reading.whole :]
             break
     if any(role == "tool" for role, _ in reading.turns):
-        columns.notes.append((KEPT, None))
+        columns.note(KEPT)
     return reading.turns
 
 

@@ -41,7 +41,7 @@ def _begins_with_a_turn(value: Any, shape: Layout) -> bool:
     if not isinstance(first, dict) or shape.is_turns([first]):
         return isinstance(first, dict)
     inside = _wrapped(first, shape)
-    return inside is not None and shape.role_of(shape.of_turn(inside, "role")) != "assistant"  # such as `choices`
+    return inside is not None and shape.role_in(inside) != "assistant"  # such as `choices`
 
 
 def _of_lists(value: dict, shape: Layout) -> Any:
@@ -69,8 +69,7 @@ def _wrapped(turn: dict, shape: Layout) -> dict | None:
     """
     content = shape.of_turn(turn, "content")
     parts = {key: part for key, part in turn.items() if isinstance(part, dict)}
-    roles = {key: shape.role_of(shape.of_turn(part, "role")) for key, part in parts.items()}
-    found = [key for key, part in parts.items() if roles[key] or shape.is_turns([part])]
+    found = [key for key, part in parts.items() if shape.role_in(part) is not None or shape.is_turns([part])]
     others = [part for key, part in parts.items() if key not in found and part is not content]
     if len(found) != 1 or any(shape.of_turn(part, "content") is not None for part in others):
         return None  # several turns
@@ -156,7 +155,7 @@ def _of_node(node: dict, columns: Columns) -> list[dict]:
         return []
     about = turn["metadata"] if isinstance(turn.get("metadata"), dict) else {}
     turns = _split(turn, columns.shape)
-    if about.get(HIDDEN) and columns.shape.role_of(columns.shape.of_turn(turns[0], "role")) in OF_A_PAIR:
-        columns.notes.append(("turn that its export calls hidden left out", None))
+    if about.get(HIDDEN) and columns.shape.role_in(turns[0]) in OF_A_PAIR:
+        columns.note("turn that its export calls hidden left out")
         return []
     return [{**each, "attachments": about.get("attachments")} for each in turns]
