@@ -40,7 +40,8 @@ class ScanTask:
 
 
 def scan_tasks(sources: Iterable[tuple[list[str], Any]], chunk_bytes: int) -> list[ScanTask]:
-    """Cut the files of each source, in their order, into chunks; with them comes what else their results depend on."""
+    """Cut the files of each source into chunks, in their order. The second of each pair is what else, apart from the
+    files, the results depend on."""
     return [
         ScanTask(number, chunk, sha256_json([*state, chunk.start, chunk.end])[:32])
         for number, (files, depends_on) in enumerate(sources)

@@ -33,8 +33,10 @@ def _parts(content: Any) -> Any:
 
 
 def _part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
     is_bedrock = isinstance(part, dict) and [*part] == ["text"]  # its parts have no type
-    text = part["text"] if is_bedrock else part if isinstance(part, str) else _text_in(part)
+    text = part["text"] if is_bedrock else _text_in(part)
     if not isinstance(text, str):
         raise Refused("content with parts other than text")
     return text

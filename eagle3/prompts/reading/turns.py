@@ -90,7 +90,7 @@ def _of_pair(turn: dict, shape: Layout) -> list[dict] | None:
     found = {role: text for key, text in turn.items() if (role := shape.role_of(key)) and text is not None}
     if not (is_by_role := found.keys() >= {"user", "assistant"}):
         columns = shape.read(turn)
-        if columns.context() != (None, None):
+        if columns.context()[1] is not None:
             return None
         kinds = {"system": "system", "user": "prompt", "assistant": "answer"}
         found = {role: text for role, kind in kinds.items() if (text := columns.first(kind)) is not None}
