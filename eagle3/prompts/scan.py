@@ -39,14 +39,14 @@ class ScanTask:
     key: str
 
 
-def scan_tasks(sources: Iterable[tuple[list[str], Any]], chunk_bytes: int) -> list[ScanTask]:
+def scan_tasks(sources: Iterable[tuple[list[str], list[Any]]], chunk_bytes: int) -> list[ScanTask]:
     """Cut the files of each source into chunks, in their order. The second of each pair is what else, apart from the
     files, the results depend on."""
     return [
         ScanTask(number, chunk, sha256_json([*state, chunk.start, chunk.end])[:32])
         for number, (files, depends_on) in enumerate(sources)
         for file in files
-        for state in [[depends_on, file_state(file)]]
+        for state in [[*depends_on, file_state(file)]]
         for chunk in cut(file, chunk_bytes)
     ]
 

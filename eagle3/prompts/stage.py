@@ -192,7 +192,7 @@ class Select:
         known_tasks = scan_tasks([([file], depends_on) for file in rules.known.values()], chunk_bytes)
         known_chunks = in_order(KnownScanner(self.scanner), known_tasks, min(processes, len(known_tasks)))
         known = [chunk for _, chunk in known_chunks]
-        files = [(source.files, [*self.made_by.values(), source.inputs()]) for source in sources]
+        files = [(source.files, [[*self.made_by.values()], source.inputs()]) for source in sources]
         tasks = [task for task in scan_tasks(files, chunk_bytes) if task.source >= first]
         while True:
             chunks = list(scan(tasks, self.scanner, enough=enough, processes=processes))
