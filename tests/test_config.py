@@ -34,13 +34,13 @@ ROOTS = {
 GLOBAL = ("experiment", "hparams_search", "log", "action")  # whose keys are those of the whole config
 
 
-def test_no_config_group_is_left_out_of_these_tests() -> None:
+def test_no_config_group_is_left_out_of_these_tests():
     groups = {path.name for path in CONF.iterdir() if path.is_dir()} - {"hydra"}
     assert groups == {group for used in ROOTS.values() for group in used} | {"serve"}  # parts of several actions
 
 
 @pytest.mark.parametrize("root", ROOTS)
-def test_every_option_composes(root: str) -> None:
+def test_every_option_composes(root):
     """Those with keys of the whole config one by one, the others together."""
     options = options_of(root)
     alone = [[f"{group}={option}"] for group in GLOBAL for option in options.pop(group, ())]
@@ -77,7 +77,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_store(folder / "features", samples, teachers="all", reasoning_ids=[[1], [2]])
 
 
-def test_every_part_of_a_training_can_be_built(store: Path, tmp_path: Path) -> None:
+def test_every_part_of_a_training_can_be_built(store, tmp_path):
     """tests/features/test_live.py builds data=live."""
     options = {group: those for group, those in options_of("train").items() if group not in GLOBAL}
     built = an_option_of_each(options | {"data": ["packed"], "trainer": ["cpu", "auto"]})
@@ -95,15 +95,13 @@ def test_every_part_of_a_training_can_be_built(store: Path, tmp_path: Path) -> N
         assert build_trainer(run, [], build_callbacks(run)) is not None
 
 
-def test_without_our_progress_bar_there_is_none(tmp_path: Path) -> None:
+def test_without_our_progress_bar_there_is_none(tmp_path):
     runs = (compose_run("train", f"run_dir={tmp_path}", *without) for without in ([], ["callbacks.progress=null"]))
     ours, none = (build_trainer(run, [], build_callbacks(run)).progress_bar_callback for run in runs)
     assert type(ours) is RunProgress and none is None
 
 
-def test_training_says_which_share_of_the_answers_a_head_can_draft(
-    store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_training_says_which_share_of_the_answers_a_head_can_draft(store, tmp_path, caplog):
     run = compose_run("train", f"data.path={store}", "model.draft_vocab_size=20", f"run_dir={tmp_path}/run")
     with caplog.at_level("INFO"):
         data, module = build_training(run)
@@ -113,7 +111,7 @@ def test_training_says_which_share_of_the_answers_a_head_can_draft(
     assert module.head.config.draft_vocab_size == 20 and share < 100
 
 
-def test_our_classes_have_no_defaults_for_the_keys_of_conf() -> None:
+def test_our_classes_have_no_defaults_for_the_keys_of_conf():
     """Those that they inherit from Lightning cannot be taken away."""
     for root, *more in (["train"], ["train", "optim=muon"], ["precompute"], ["precompute", "answers=sglang"]):
         for part in parts_of(OmegaConf.to_container(composed(root, *more), resolve=False)):
@@ -134,7 +132,7 @@ def parts_of(values: Any) -> Iterator[dict[str, Any]]:
             yield from parts_of(value)
 
 
-def test_defaults_of_load_target_are_those_of_conf() -> None:
+def test_defaults_of_load_target_are_those_of_conf():
     """A target is loaded in a notebook without all of its keys."""
     parameters = inspect.signature(load_target).parameters
     for key, value in OmegaConf.to_container(composed("precompute").target).items():  # type: ignore[union-attr]

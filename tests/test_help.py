@@ -2,7 +2,6 @@
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -33,7 +32,7 @@ def section(text: str, start: str) -> list[str]:
     return text.partition(f"{start}")[2].partition("\n\n")[0].splitlines()[1:]
 
 
-def test_a_key_has_the_comment_of_its_yaml() -> None:
+def test_a_key_has_the_comment_of_its_yaml():
     lines = section(page("train"), "Keys")
     assert any(re.fullmatch(r"  ttt_steps=7 +number K of training-time test .*", line) for line in lines)
     assert any(re.fullmatch(r"  loss.decay=0.6 +TTT step k has the weight decay\^k; .*", line) for line in lines)
@@ -41,12 +40,12 @@ def test_a_key_has_the_comment_of_its_yaml() -> None:
     assert lines[above + 1].strip() == "accept length expected from a server with chains of ttt_steps draft steps"
 
 
-def test_a_comment_above_a_group_of_keys_is_about_all_of_them() -> None:
+def test_a_comment_above_a_group_of_keys_is_about_all_of_them():
     [first] = [line for line in section(page("precompute"), "Keys") if line.startswith("  prompts.duplicates.*")]
     assert "A row is dropped when it repeats an earlier one" in first
 
 
-def test_the_page_shows_what_the_command_line_chooses() -> None:
+def test_the_page_shows_what_the_command_line_chooses():
     text = page("train", "model=eagle3", "optim.lr=0.5")
     [group] = [line for line in section(text, "Groups") if line.startswith("  model ")]
     assert group.split() == ["model", "*eagle3", "eagle31"]
@@ -58,19 +57,19 @@ def test_the_page_shows_what_the_command_line_chooses() -> None:
     ("script", "own", "foreign"),
     [("train", "optim", "prompts"), ("precompute", "prompts/privacy", "optim"), ("serve", "action", "workers")],
 )
-def test_groups_are_those_of_the_command(script: str, own: str, foreign: str) -> None:
+def test_groups_are_those_of_the_command(script, own, foreign):
     groups = {line.split()[0] for line in section(page(script), "Groups") if re.match(r"  \S", line)}
     assert own in groups and foreign not in groups
     assert not any(group.startswith("hydra") for group in groups)
 
 
-def test_a_group_has_the_comment_after_its_option_or_the_one_above_it() -> None:
+def test_a_group_has_the_comment_after_its_option_or_the_one_above_it():
     groups = " ".join(" ".join(section(page("precompute"), "Groups")).split())
     assert "GPU whose measured rates stages=[estimate] uses" in groups
     assert "where answers and features are made: in this process; ray:" in groups
 
 
-def test_the_page_of_an_action_has_its_own_keys_and_commands() -> None:
+def test_the_page_of_an_action_has_its_own_keys_and_commands():
     text = page("serve", "action=tune")
     assert text.startswith("Find the fastest steps, topk and draft_tokens for your prompts")
     assert "python serve.py action=tune target.path=TARGET" in text and "action=bench" not in text
@@ -78,7 +77,7 @@ def test_the_page_of_an_action_has_its_own_keys_and_commands() -> None:
     assert {"tune.timed", "head"} <= keys and not {"steps", "bench.repeats"} & keys
 
 
-def test_help_is_what_hydra_prints_with_the_commands_to_paste() -> None:
+def test_help_is_what_hydra_prints_with_the_commands_to_paste():
     done = run_script("precompute", "--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Raw conversations → clean prompts")
@@ -100,11 +99,11 @@ def test_help_is_what_hydra_prints_with_the_commands_to_paste() -> None:
         ("train", "zebra", None),
     ],
 )
-def test_a_slip_finds_the_key_that_was_meant(script: str, given: str, meant: str | None) -> None:
+def test_a_slip_finds_the_key_that_was_meant(script, given, meant):
     assert did_you_mean(given, known_keys(script, [])) == (f" (did you mean {meant}?)" if meant else "")
 
 
-def test_a_key_in_a_wrong_group_finds_both_of_its_name() -> None:
+def test_a_key_in_a_wrong_group_finds_both_of_its_name():
     known = known_keys("precompute", ["prompts=from_target"])
     assert did_you_mean("answers.seed", known) == " (did you mean prompts.from_target.seed or sampling.seed?)"
 
@@ -134,9 +133,7 @@ def test_a_key_in_a_wrong_group_finds_both_of_its_name() -> None:
         ),
     ],
 )
-def test_a_slip_on_the_command_line_is_one_line_with_what_was_meant(
-    monkeypatch: pytest.MonkeyPatch, override: str, line: str
-) -> None:
+def test_a_slip_on_the_command_line_is_one_line_with_what_was_meant(monkeypatch, override, line):
     assert refused("train", override, monkeypatch).startswith(line)
 
 
@@ -148,7 +145,7 @@ def refused(script: str, override: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return wrong_override(error.value)
 
 
-def test_a_config_dir_that_is_one_folder_too_high_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_config_dir_that_is_one_folder_too_high_is_told(monkeypatch, tmp_path):
     (tmp_path / "conf" / "loss").mkdir(parents=True)
     (tmp_path / "conf" / "loss" / "early.yaml").touch()
     monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(tmp_path), "loss=early"])
@@ -157,7 +154,7 @@ def test_a_config_dir_that_is_one_folder_too_high_is_told(monkeypatch: pytest.Mo
     assert wrong_override(error.value).endswith(f"{tmp_path}/conf has it: give --config-dir {tmp_path}/conf")
 
 
-def test_the_name_of_a_model_finds_its_option_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_model_finds_its_option_in_any_case(monkeypatch):
     line = refused("precompute", "target=Qwen3-8B", monkeypatch)
     assert "(did you mean qwen3_8b?); the folder or Hugging Face id of a model is target.path=Qwen3-8B" in line
 
@@ -165,9 +162,7 @@ def test_the_name_of_a_model_finds_its_option_in_any_case(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "override", ["trainer=8", "trainer=nan", "trainer=null", "trainer=true", "+trainer=8", "~trainer=8"]
 )
-def test_a_number_for_the_name_of_an_option_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], override: str
-) -> None:
+def test_a_number_for_the_name_of_an_option_is_one_line(monkeypatch, capsys, override):
     monkeypatch.setattr(sys, "argv", ["train.py", "loss=lk", override])
     monkeypatch.setattr(cli, "skip_list_of_groups", lambda: None)  # which would last
     with pytest.raises(SystemExit) as stopped:
@@ -178,8 +173,6 @@ def test_a_number_for_the_name_of_an_option_is_one_line(
 
 
 @pytest.mark.parametrize("override", ["prompts.roles={Kundin: user}", "prompts.roles.Kundin=user"])
-def test_a_key_of_ones_own_without_its_plus_is_told_how_to_be_given(
-    monkeypatch: pytest.MonkeyPatch, override: str
-) -> None:
+def test_a_key_of_ones_own_without_its_plus_is_told_how_to_be_given(monkeypatch, override):
     ways = "+prompts.roles.Kundin=…, or +prompts.roles={Kundin: …}"
     assert refused("precompute", override, monkeypatch) == f"prompts.roles takes your own keys after a plus: {ways}"

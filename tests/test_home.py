@@ -29,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("path", ["runs/a", "s3://bucket/run", SPECIAL, "an 'a' and \"b\"", "$HOME", "a\\"])
-def test_a_path_in_a_command_to_paste_passes_the_shell_and_hydra(path: str) -> None:
+def test_a_path_in_a_command_to_paste_passes_the_shell_and_hydra(path):
     words = shlex.split(f"python train.py data.path={pasted(path)} hydra.run.dir=RUN")
     assert OverridesParser.create().parse_override(words[2]).value() == path
 
@@ -55,9 +55,7 @@ def test_a_path_in_a_command_to_paste_passes_the_shell_and_hydra(path: str) -> N
         ("serve", "action=check check.questions=['~']", "check.questions", ["~"]),
     ],
 )  # fmt: skip
-def test_home_folders_are_expanded_in_paths_and_in_no_other_text(
-    home: Path, script: str, word: str, key: str, expected: object
-) -> None:
+def test_home_folders_are_expanded_in_paths_and_in_no_other_text(home, script, word, key, expected):
     words = [word] if script != "serve" else word.split(" ", 1)
     config = composed(script, *words, return_hydra_config=True)
     value = OmegaConf.select(config, key)
@@ -73,19 +71,19 @@ def in_home(value: object, home: Path) -> object:
     return str(value).replace("HOME", str(home))
 
 
-def test_an_unknown_user_is_named() -> None:
+def test_an_unknown_user_is_named():
     with pytest.raises(InputError, match=r"data\.path=~nobody-here.*no user nobody-here; .*\./~nobody-here"):
         composed("train", "data.path=['~nobody-here/a']")
 
 
-def test_a_process_without_a_home_folder_is_told_to_give_the_whole_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_a_home_folder_is_told_to_give_the_whole_path(monkeypatch):
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("os.getuid", lambda: 2**31 - 5)
     with pytest.raises(InputError, match=r"init_from=~/head: this process has no home folder .*give the whole path"):
         composed("train", "init_from=~/head")
 
 
-def test_hydra_makes_the_folders_of_runs_and_sweeps_in_the_home_folder(tmp_path: Path) -> None:
+def test_hydra_makes_the_folders_of_runs_and_sweeps_in_the_home_folder(tmp_path):
     own = tmp_path / "conf" / "experiment"
     own.mkdir(parents=True)
     (own / "mine.yaml").write_text("# @package _global_\nhydra: {sweep: {dir: ~/sweep}}\ndata: {path: ~/nothing}\n")
@@ -100,7 +98,7 @@ def test_hydra_makes_the_folders_of_runs_and_sweeps_in_the_home_folder(tmp_path:
     assert not (tmp_path / "~").exists()
 
 
-def test_each_key_that_its_comment_calls_a_file_or_folder_is_a_path() -> None:
+def test_each_key_that_its_comment_calls_a_file_or_folder_is_a_path():
     """A comment begins with what the value is. Keys that only begin a name or hold many values are not meant."""
     about = re.compile(r"^ *(\w+): [^#\s][^#]*# (?:\w+ )?(?:folder|file|checkpoint) ")
     named = {
@@ -113,7 +111,7 @@ def test_each_key_that_its_comment_calls_a_file_or_folder_is_a_path() -> None:
     assert [name for name in sorted(named) if not PATH_KEY.search(name)] == []
 
 
-def test_texts_are_no_paths() -> None:
+def test_texts_are_no_paths():
     keys = {key for script in ("train", "precompute") for key in known_keys(script, [])}
     keys |= {key for action in ACTIONS for key in known_keys("serve", [f"action={action}"])}
     assert {key for key in keys if PATH_KEY.search(key)} & {
@@ -122,7 +120,7 @@ def test_texts_are_no_paths() -> None:
     } == set()  # fmt: skip
 
 
-def test_a_library_that_needs_a_home_folder_or_a_user_name_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_needs_a_home_folder_or_a_user_name_is_one_line(monkeypatch):
     for name in ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.getuid", lambda: 2**31 - 5)
@@ -132,6 +130,6 @@ def test_a_library_that_needs_a_home_folder_or_a_user_name_is_one_line(monkeypat
         assert "set HOME" in str(message_for_user(raised.value))
 
 
-def test_a_question_mark_in_out_dir_is_refused_before_the_database_misreads_it() -> None:
+def test_a_question_mark_in_out_dir_is_refused_before_the_database_misreads_it():
     with pytest.raises(InputError, match=r"out_dir=who\?/dir must be without a question mark"):
         check_settings(composed("precompute", "out_dir='who?/dir'", "target.path=T", "prompts.path=F"), "precompute")

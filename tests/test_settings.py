@@ -135,11 +135,11 @@ def assert_taken_or_named(script: str, values: dict[str, Any], place: tuple[str,
         assert shown(value) in line, line
 
 
-def test_what_conf_says_is_taken() -> None:
+def test_what_conf_says_is_taken():
     assert [refusal(script, values) for script, values in whole_configs()] == [None] * len(OPTIONS)
 
 
-def test_every_key_takes_a_nasty_value_or_is_named_in_one_line() -> None:
+def test_every_key_takes_a_nasty_value_or_is_named_in_one_line():
     assert len(all_keys()) > 300
     for (script, place), values in all_keys():
         for value in NASTY:
@@ -175,7 +175,7 @@ def test_every_key_takes_a_nasty_value_or_is_named_in_one_line() -> None:
         ("serve action=bench", "bench.sampling={top_p:0.9}", "bench.sampling.top_p=0.9 has a key of its own"),
     ],
 )
-def test_a_wrong_setting_is_one_line_with_a_fix(script: str, override: str, line: str) -> None:
+def test_a_wrong_setting_is_one_line_with_a_fix(script, override, line):
     script, *options = [*script.split(), "out_dir=DIR"] if script == "precompute" else script.split()
     with pytest.raises(InputError) as refused:
         check_settings(composed(script, *options, override), script)
@@ -192,7 +192,7 @@ def test_a_wrong_setting_is_one_line_with_a_fix(script: str, override: str, line
         "trainer.strategy=ddp", "trainer.devices=[0,1]", "loss._target_=test_settings.AnyLoss",
     ],
 )  # fmt: skip
-def test_what_a_library_or_a_users_own_part_takes_can_be_added(override: str) -> None:
+def test_what_a_library_or_a_users_own_part_takes_can_be_added(override):
     check_settings(composed("train", "logger=wandb", override.replace("test_settings", __name__)), "train")
 
 
@@ -247,9 +247,7 @@ DERIVED: list[tuple[list[str], str, str]] = [
 
 
 @pytest.mark.parametrize(("derived", "override", "line"), DERIVED)
-def test_a_class_derived_from_one_of_ours_keeps_the_ranges_of_its_keys(
-    derived: list[str], override: str, line: str
-) -> None:
+def test_a_class_derived_from_one_of_ours_keeps_the_ranges_of_its_keys(derived, override, line):
     check_settings(composed("train", *derived), "train")
     with pytest.raises(InputError) as refused:
         check_settings(composed("train", *derived, override), "train")
@@ -261,7 +259,7 @@ def test_a_class_derived_from_one_of_ours_keeps_the_ranges_of_its_keys(
     [("loss.decay=fast", "loss.decay=fast must be a number"), ("loss.normalize=3", "loss.normalize=3 must be a text"),
      ("+loss.first=0.5", "loss.first=0.5 must be a whole number")],
 )  # fmt: skip
-def test_a_key_of_an_own_class_has_the_plain_type_of_its_signature(override: str, line: str) -> None:
+def test_a_key_of_an_own_class_has_the_plain_type_of_its_signature(override, line):
     own = f"loss._target_={__name__}.AnyLoss"
     check_settings(composed("train", own, "+loss.first=null"), "train")  # null where that is the default
     with pytest.raises(InputError) as refused:
@@ -273,21 +271,21 @@ class SpeltWrong(Callback):
     def on_validation_ends(self, *_: Any) -> None: ...
 
 
-def test_a_hook_that_lightning_does_not_know_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hook_that_lightning_does_not_know_is_named(caplog):
     build_callbacks(check_settings(composed("train", f"+callbacks.mine={{_target_: {__name__}.SpeltWrong}}"), "train"))
     assert (
         "callback SpeltWrong: Lightning never calls on_validation_ends (did you mean on_validation_end?)" in caplog.text
     )
 
 
-def test_an_own_part_is_derived_from_the_class_that_its_group_needs() -> None:
+def test_an_own_part_is_derived_from_the_class_that_its_group_needs():
     part = Part(f"{__name__}.AnyLoss", {"decay": 1.0, "normalize": "token"})
     with pytest.raises(InputError, match=r"AnyLoss must be derived from eagle3\.head\.loss\.UnrollLoss$"):
         part.build_kind("loss", UnrollLoss)
 
 
 @pytest.mark.parametrize("override", ["+loss.first=[1,2]", "~loss.normalize", "+callbacks.early_stopping.slack=-9"])
-def test_a_derived_class_may_add_keys_and_leave_some_to_its_defaults(override: str) -> None:
+def test_a_derived_class_may_add_keys_and_leave_some_to_its_defaults(override):
     check_settings(composed("train", OWN_LOSS, *OWN_CALLBACKS, override), "train")
 
 
@@ -296,7 +294,7 @@ PARTS = ("optim", "loss", "kernels", "trainer", "callbacks")
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), VALUES | st.integers(-1, 3) | st.floats(0, 1))
-def test_what_is_taken_can_be_built(number: int, value: Any) -> None:
+def test_what_is_taken_can_be_built(number, value):
     """Lightning may still say that this machine lacks something, in a line of its own."""
     built = [(place, values) for (script, place), values in all_keys() if script == "train" and place[0] in PARTS]
     place, values = built[number % len(built)]
@@ -322,7 +320,7 @@ def with_experiment(tmp_path: Path, content: str) -> DictConfig:
     return config
 
 
-def test_an_experiment_wins_over_the_primary_config_and_the_command_line_over_both(tmp_path: Path) -> None:
+def test_an_experiment_wins_over_the_primary_config_and_the_command_line_over_both(tmp_path):
     content = "# @package _global_\nseed: 3\nttt_steps: 2\nmatmul_precision: medium\nloss:\n  decay: 0.1\n"
     config = with_experiment(tmp_path, content)
     check_settings(config, "train")
@@ -330,12 +328,12 @@ def test_an_experiment_wins_over_the_primary_config_and_the_command_line_over_bo
     assert config.callbacks.best.monitor == "val/served_accept_length_2"
 
 
-def test_an_experiment_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
+def test_an_experiment_that_would_do_nothing_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"sets seed, loss below .* the line: # @package _global_"):
         check_settings(with_experiment(tmp_path, "seed: 3\nloss:\n  decay: 0.1\n"), "train")
 
 
 @pytest.mark.parametrize("url", ["s3://BUCKET/FOLDER", "gs://BUCKET/FOLDER"])
-def test_an_out_dir_in_a_bucket_is_refused_and_names_the_key_for_features_in_one(url: str) -> None:
+def test_an_out_dir_in_a_bucket_is_refused_and_names_the_key_for_features_in_one(url):
     with pytest.raises(InputError, match=rf"^out_dir={url} must be a local folder: .*set features\.path=s3://BUCKET"):
         check_settings(composed("precompute", f"out_dir={url}"), "precompute")

@@ -38,7 +38,7 @@ def answered(prompts: list[dict[str, Any]], folder: Path, *overrides: str) -> li
 
 
 @pytest.mark.parametrize("name", ["huggingface", "sglang", "openai"])
-def test_the_templates_end_of_turn_ends_answers_of_every_engine(other_end: Path, tmp_path: Path, name: str) -> None:
+def test_the_templates_end_of_turn_ends_answers_of_every_engine(other_end, tmp_path, name):
     tokenizer = AutoTokenizer.from_pretrained(other_end)
     decode = {"output_ids": [70, END_OF_TURN], "finish": "stop", "spec": {}}
     server = ProtocolServer(lambda *_: decode, {"model_path": str(other_end)}, tokenizer=tokenizer)

@@ -2,7 +2,6 @@
 that render calls, each as its targets write them."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,7 +122,7 @@ QUESTION = user(f"Does {NAME} know Oslo?")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_tools_are_rendered_as_the_tokenizer_itself_renders_them_or_the_conversation_is_refused(name: str) -> None:
+def test_tools_are_rendered_as_the_tokenizer_itself_renders_them_or_the_conversation_is_refused(name):
     chat = make_chat(name)
     if name in WITHOUT_TOOLS:
         assert chat.prompt_ids([QUESTION])
@@ -137,7 +136,7 @@ def test_tools_are_rendered_as_the_tokenizer_itself_renders_them_or_the_conversa
         assert chat.with_tools(TOOLS).prompt_ids(messages) == theirs != chat.prompt_ids(messages)
 
 
-def test_tools_stay_over_all_turns_and_a_call_that_no_result_is_stored_for_ends_the_conversation() -> None:
+def test_tools_stay_over_all_turns_and_a_call_that_no_result_is_stored_for_ends_the_conversation():
     chat = family_chat("qwen2_5")
     for answers in (("Rain.", "Sun.", "Because."), ("Rain.", "Sun.", hermes(NAME, OSLO))):  # nothing follows the last
         dialogue = begin(chat, user("Oslo?"), user("Rome?"), user("Why?"))
@@ -153,14 +152,14 @@ def test_tools_stay_over_all_turns_and_a_call_that_no_result_is_stored_for_ends_
     assert [len(row.turns) for row in dialogue.rows] == [2]  # the call itself is an answer of the target's
 
 
-def test_a_tool_that_only_the_reasoning_names_ends_no_conversation() -> None:
+def test_a_tool_that_only_the_reasoning_names_ends_no_conversation():
     chat = family_chat("qwen3")
     dialogue = begin(chat, user("Oslo?"), user("Rome?"))
     say(dialogue, chat, f"<think>\nIs it {NAME}?\n</think>\n\nRain.")
     assert dialogue.waiting and dialogue.errors == []
 
 
-def test_after_the_stored_call_its_result_is_given_and_is_not_trained(family: tuple[str, Chat]) -> None:
+def test_after_the_stored_call_its_result_is_given_and_is_not_trained(family):
     name, chat = family
     dialogue = begin(chat)
     wrote = WRITTEN[name](NAME, dict(reversed(OSLO.items())))
@@ -177,7 +176,7 @@ def test_after_the_stored_call_its_result_is_given_and_is_not_trained(family: tu
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3_instruct_2507"])
-def test_a_call_as_the_template_writes_it_continues_the_row(name: str) -> None:
+def test_a_call_as_the_template_writes_it_continues_the_row(name):
     chat = family_chat(name)
     dialogue = begin(chat)
     for text in (WRITTEN[name](NAME, dict(reversed(OSLO.items()))), "It rains.", "Yes."):
@@ -195,7 +194,7 @@ OTHERS = [
 ]  # fmt: skip
 
 
-def test_another_call_ends_the_conversation_and_is_an_answer_itself(family: tuple[str, Chat]) -> None:
+def test_another_call_ends_the_conversation_and_is_an_answer_itself(family):
     name, chat = family
     for other in OTHERS:
         dialogue = begin(chat)
@@ -204,7 +203,7 @@ def test_another_call_ends_the_conversation_and_is_an_answer_itself(family: tupl
         assert [len(row.turns) for row in dialogue.rows] == [1]
 
 
-def test_a_plain_answer_and_a_call_in_each_others_place_end_the_conversation(family: tuple[str, Chat]) -> None:
+def test_a_plain_answer_and_a_call_in_each_others_place_end_the_conversation(family):
     name, chat = family
     dialogue = begin(chat)
     say(dialogue, chat, PLAIN.get(name, "{}").format("No idea."))
@@ -216,8 +215,8 @@ def test_a_plain_answer_and_a_call_in_each_others_place_end_the_conversation(fam
 
 
 def test_calls_at_a_time_are_compared_in_order_or_refused_where_the_template_knows_one(
-    family: tuple[str, Chat],
-) -> None:
+    family,
+):
     name, chat = family
     turns = [user("Oslo, Rome?"), stored(OSLO, ROME), result("rain"), result("sun", 1), user("Sure?")]
     both = [WRITTEN[name](NAME, OSLO), WRITTEN[name](NAME, ROME).rpartition("</think>")[2].removeprefix("\n")]
@@ -236,7 +235,7 @@ def test_calls_at_a_time_are_compared_in_order_or_refused_where_the_template_kno
         assert reasons(dialogue) == [OTHER_CALL], others
 
 
-def test_what_stands_before_a_call_is_the_content_as_a_server_returns_it() -> None:
+def test_what_stands_before_a_call_is_the_content_as_a_server_returns_it():
     chat = family_chat("qwen3").with_tools(TOOLS)
     before = [user("Oslo?")]
     text = f"<think>\n{hermes('weather', ROME)}?\n</think>\n\nI look.\n{hermes(NAME, OSLO)}"
@@ -261,11 +260,11 @@ def test_what_stands_before_a_call_is_the_content_as_a_server_returns_it() -> No
         ("{" * 5000, []),
     ],
 )  # fmt: skip
-def test_calls_are_found_in_the_forms_that_hold_json(text: str, found: list) -> None:
+def test_calls_are_found_in_the_forms_that_hold_json(text, found):
     assert calls_in(text, {"f", "g", "f.g-h"}) == found
 
 
-def test_arguments_are_compared_as_json_values() -> None:
+def test_arguments_are_compared_as_json_values():
     chat = family_chat("qwen2_5").with_tools(TOOLS)
     for own, is_same in (("1.0", True), ("1", True), ("true", False), ('"1"', False), ("1.5", False)):
         text = f'<tool_call>{{"arguments":{{"days":{own}}},"name":"{NAME}"}}</tool_call>'
@@ -283,7 +282,7 @@ MISTRAL = (
 )
 
 
-def test_a_template_that_demands_and_writes_ids_is_compared_without_them(tmp_path: Path) -> None:
+def test_a_template_that_demands_and_writes_ids_is_compared_without_them(tmp_path):
     (tmp_path / "mistral.jinja").write_text(MISTRAL)
     chat = tiny_chat(template=str(tmp_path / "mistral.jinja"))
     dialogue = begin(chat)
@@ -294,7 +293,7 @@ def test_a_template_that_demands_and_writes_ids_is_compared_without_them(tmp_pat
     assert reasons(dialogue) == [OTHER_CALL]
 
 
-def test_a_result_without_a_stored_call_before_it_is_never_given() -> None:
+def test_a_result_without_a_stored_call_before_it_is_never_given():
     chat = family_chat("qwen2_5")
     for turns in ([user("Oslo?"), result("7")], [user("Oslo?"), stored(OSLO), stored(ROME), result("7")]):
         for text in ("Rain.", hermes(NAME, OSLO)):
@@ -303,7 +302,7 @@ def test_a_result_without_a_stored_call_before_it_is_never_given() -> None:
             assert reasons(dialogue) == [OTHER_CALL if "tool_call" in text else NO_CALL]
 
 
-def test_a_template_without_calls_keeps_the_first_answer_and_says_why_it_is_the_last() -> None:
+def test_a_template_without_calls_keeps_the_first_answer_and_says_why_it_is_the_last():
     chat = family_chat("lfm2")
     dialogue = begin(chat)
     say(dialogue, chat, f'<|tool_call_start|>[{NAME}(town="Oslo", days=2)]<|tool_call_end|>')
@@ -312,7 +311,7 @@ def test_a_template_without_calls_keeps_the_first_answer_and_says_why_it_is_the_
         assert reasons(begin(family_chat(name))) == [LOSES_TOOLS]
 
 
-def test_a_result_that_the_template_cuts_ends_the_conversation(tmp_path: Path) -> None:
+def test_a_result_that_the_template_cuts_ends_the_conversation(tmp_path):
     source = (ASSETS / "templates/qwen2_5.jinja").read_text()
     before, result, after = source.rpartition("message.content")
     (tmp_path / "cutting.jinja").write_text(f"{before}{result}[:3]{after}")
@@ -372,9 +371,7 @@ def stage_prompts() -> list[dict]:
     return [record(*messages, id=id) for id, messages in rows.items()]
 
 
-def test_the_stage_goes_on_after_equal_calls_and_counts_those_that_differ(
-    target: Any, tmp_path: Any, calling: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_stage_goes_on_after_equal_calls_and_counts_those_that_differ(target, tmp_path, calling, caplog):
     chat, out_dir = tiny_with_tools(), write_prompts(tmp_path, stage_prompts())
     counts = run(target, chat, out_dir, **TINY)
     rows = rows_of(out_dir)
@@ -397,7 +394,7 @@ def imported(chat: Chat, *messages: dict) -> tuple[list, list[str]]:
     return rows, [error.reason for error in errors]
 
 
-def test_imported_answers_after_results_are_read_and_calls_in_parts_are_refused_by_name() -> None:
+def test_imported_answers_after_results_are_read_and_calls_in_parts_are_refused_by_name():
     chat = family_chat("qwen2_5")
     rows, errors = imported(chat, *CONVERSATION[:3], assistant("It rains."), user("Sure?"), assistant("Yes."))
     assert errors == [CALL_IN_PARTS]
@@ -408,14 +405,14 @@ def test_imported_answers_after_results_are_read_and_calls_in_parts_are_refused_
     assert all(chat.decode(row.input_ids).count(f"<tool_response>\n{RAIN}\n</tool_response>") == 1 for row in rows)
 
 
-def test_an_imported_call_that_is_the_text_of_its_answer_is_trained() -> None:
+def test_an_imported_call_that_is_the_text_of_its_answer_is_trained():
     chat, text = family_chat("qwen2_5"), hermes(NAME, OSLO)
     rows, errors = imported(chat, user("Oslo?"), assistant(text), {"role": "tool", "content": "7"}, assistant("Seven."))
     assert errors == []
     assert chat.decode(rows[0].input_ids[slice(*rows[0].turns[0])]) == f"{text}<|im_end|>"
 
 
-def test_imported_answers_after_a_call_that_the_template_loses_are_refused() -> None:
+def test_imported_answers_after_a_call_that_the_template_loses_are_refused():
     _, errors = imported(family_chat("lfm2"), *CONVERSATION[:3], assistant("It rains."))
     assert errors == [CALL_IN_PARTS, LOSES_CALLS]
     assert imported(family_chat("llama3"), user("Oslo?"), assistant("It rains.")) == ([], [LOSES_TOOLS])

@@ -26,7 +26,7 @@ def without_cache(model: PreTrainedModel, prompt: list[int], count: int) -> list
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answers_to_several_prompts_are_those_without_a_cache(family: str) -> None:
+def test_answers_to_several_prompts_are_those_without_a_cache(family):
     model = make_target(hybrid_config(family)).model
     plain = [without_cache(model, prompt, 8) for prompt in PROMPTS]
     stop_ids = frozenset({plain[0][2], plain[1][5]})
@@ -37,13 +37,13 @@ def test_answers_to_several_prompts_are_those_without_a_cache(family: str) -> No
     assert lengths[0] <= 3 and lengths[1] <= 6 and len(set(lengths)) > 1
 
 
-def test_the_answerer_says_that_prompts_are_answered_one_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_answerer_says_that_prompts_are_answered_one_at_a_time(caplog):
     with caplog.at_level(logging.INFO, "eagle3.answers.huggingface"):
         answerer(hybrid_config("lfm2"))
     assert "prompts are answered one at a time" in caplog.text and "a lfm2 keeps" in caplog.text
 
 
-def test_a_model_without_such_a_cache_is_refused_before_it_answers() -> None:
+def test_a_model_without_such_a_cache_is_refused_before_it_answers():
     with pytest.raises(InputError, match=r"target\.path=random is a RwkvForCausalLM.*answers=imported"):
         answerer(transformers.RwkvConfig(**SHAPE))
 

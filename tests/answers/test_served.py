@@ -84,9 +84,7 @@ def server(target: Target) -> ProtocolServer:
 
 
 @pytest.mark.parametrize("name", ["sglang", "openai"])
-def test_answers_of_a_server_are_those_of_the_target_here(
-    ask: Ask, server: ProtocolServer, expected: Rows, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_answers_of_a_server_are_those_of_the_target_here(ask, server, expected, name, caplog):
     server.max_model_len = int(1e30) if name == "sglang" else 4096  # SGLang needs no /tokenize
     with serving(server) as url:
         assert ask([url], name=name) == expected
@@ -96,8 +94,8 @@ def test_answers_of_a_server_are_those_of_the_target_here(
 
 @pytest.mark.parametrize("name", ["sglang", "openai"])
 def test_a_server_that_tells_no_token_ids_is_taken_with_a_warning_of_what_was_not_compared(
-    ask: Ask, server: ProtocolServer, expected: Rows, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+    ask, server, expected, name, caplog
+):
     server.tells_ids, server.max_model_len = False, int(1e30)
     with serving(server) as url:
         assert ask([url], name=name) == expected
@@ -106,9 +104,7 @@ def test_a_server_that_tells_no_token_ids_is_taken_with_a_warning_of_what_was_no
         assert f"{url}: its {what} is not compared with the target's" in caplog.text and reason in caplog.text
 
 
-def test_servers_that_fail_now_and_then_lose_and_double_nothing(
-    ask: Ask, server: ProtocolServer, expected: Rows, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_servers_that_fail_now_and_then_lose_and_double_nothing(ask, server, expected, caplog):
     dying = ProtocolServer(server.decode, dict(server.arguments), tokenizer=server.tokenizer)
     server.fault = lambda number: web.Response(status=500) if number % 3 == 0 else None
     dying.fault = lambda number: web.Response(status=503) if number > 3 else None
@@ -117,9 +113,7 @@ def test_servers_that_fail_now_and_then_lose_and_double_nothing(
     assert "times HTTP 500" in caplog.text and f"{other}: 3 answers" in caplog.text
 
 
-def test_what_no_server_answers_is_counted_and_asked_again_by_the_next_run(
-    ask: Ask, server: ProtocolServer, expected: Rows, tmp_path: Path
-) -> None:
+def test_what_no_server_answers_is_counted_and_asked_again_by_the_next_run(ask, server, expected, tmp_path):
     refused = web.json_response({"error": {"message": "The input (9 tokens) is too long"}}, status=400).body
     server.fault = lambda number: web.Response(body=refused, status=400) if number == 5 else None
     with serving(server) as url:
@@ -130,9 +124,7 @@ def test_what_no_server_answers_is_counted_and_asked_again_by_the_next_run(
         assert ask([url]) == expected
 
 
-def test_an_answer_with_ids_that_the_target_does_not_have_is_not_stored(
-    ask: Ask, server: ProtocolServer, expected: Rows, tmp_path: Path
-) -> None:
+def test_an_answer_with_ids_that_the_target_does_not_have_is_not_stored(ask, server, expected, tmp_path):
     decode = server.decode
     server.decode = lambda prompt_ids, sampling: {**decode(prompt_ids, sampling), "output_ids": [4096]}
     with serving(server) as url:
@@ -142,9 +134,7 @@ def test_an_answer_with_ids_that_the_target_does_not_have_is_not_stored(
         assert ask([url]) == expected
 
 
-def test_a_run_without_servers_ends_in_one_line_and_the_next_one_continues(
-    ask: Ask, server: ProtocolServer, expected: Rows
-) -> None:
+def test_a_run_without_servers_ends_in_one_line_and_the_next_one_continues(ask, server, expected):
     server.fault = lambda number: web.Response(status=503) if number > 12 else None
     with serving(server) as url:
         with pytest.raises(InputError, match=r"answers\.give_up_s=0\.2: no server answers: http.*HTTP 503"):
@@ -168,9 +158,7 @@ def test_a_run_without_servers_ends_in_one_line_and_the_next_one_continues(
         ({"vocabulary": True}, "openai", "has another tokenizer than target.path"),
     ],
 )
-def test_a_server_of_another_target_is_refused_before_it_answers(
-    ask: Ask, server: ProtocolServer, target: Target, name: str, change: dict[str, Any], message: str
-) -> None:
+def test_a_server_of_another_target_is_refused_before_it_answers(ask, server, target, name, change, message):
     server.max_model_len = int(1e30) if name == "sglang" else 4096
 
     class Other:
@@ -189,7 +177,7 @@ def test_a_server_of_another_target_is_refused_before_it_answers(
 
 
 @pytest.mark.parametrize("name", ["sglang", "openai"])
-def test_a_server_that_comes_back_with_another_model_is_not_asked(ask: Ask, server: ProtocolServer, name: str) -> None:
+def test_a_server_that_comes_back_with_another_model_is_not_asked(ask, server, name):
     def restart(number: int) -> Any:
         if number != 12:
             return None
@@ -202,7 +190,7 @@ def test_a_server_that_comes_back_with_another_model_is_not_asked(ask: Ask, serv
     assert len(server.received) < 12 + 4
 
 
-def test_servers_of_the_same_name_with_other_weights_are_told_apart(ask: Ask, server: ProtocolServer) -> None:
+def test_servers_of_the_same_name_with_other_weights_are_told_apart(ask, server):
     def otherwise(*arguments: Any) -> dict[str, Any]:
         answer = server.decode(*arguments)
         return {**answer, "output_ids": [(token + 1) % 4000 + 5 for token in answer["output_ids"]]}
@@ -213,9 +201,7 @@ def test_servers_of_the_same_name_with_other_weights_are_told_apart(ask: Ask, se
         ask([url, theirs])
 
 
-def test_a_template_that_refuses_the_prompt_of_the_comparison_is_not_compared(
-    ask: Ask, server: ProtocolServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_template_that_refuses_the_prompt_of_the_comparison_is_not_compared(ask, server, tmp_path, caplog):
     (tmp_path / "refusing.jinja").write_text("{{ raise_exception('a system turn comes first') }}")
     refusing = tiny_chat(template=str(tmp_path / "refusing.jinja"))
     with serving(server) as url, pytest.raises(InputError, match=r"nothing could be answered \(.*a system turn comes"):
@@ -224,9 +210,7 @@ def test_a_template_that_refuses_the_prompt_of_the_comparison_is_not_compared(
 
 
 @pytest.mark.parametrize("name", ["sglang", "openai"])
-def test_a_server_that_hangs_at_the_start_says_so_before_the_time_of_an_answer_is_over(
-    ask: Ask, server: ProtocolServer, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_server_that_hangs_at_the_start_says_so_before_the_time_of_an_answer_is_over(ask, server, monkeypatch, name):
     async def hang(request: web.Request) -> None:
         await asyncio.sleep(600)
 
@@ -236,17 +220,13 @@ def test_a_server_that_hangs_at_the_start_says_so_before_the_time_of_an_answer_i
         ask([url], name=name)
 
 
-def test_a_copy_of_the_target_and_a_name_that_is_said_are_taken(
-    ask: Ask, server: ProtocolServer, expected: Rows
-) -> None:
+def test_a_copy_of_the_target_and_a_name_that_is_said_are_taken(ask, server, expected):
     server.arguments["model_path"] = "prod-v7"
     with serving(server) as url:
         assert ask([url], served_as="prod-v7") == expected
 
 
-def test_the_target_is_asked_for_by_the_name_that_the_server_gives_it(
-    ask: Ask, server: ProtocolServer, expected: Rows
-) -> None:
+def test_the_target_is_asked_for_by_the_name_that_the_server_gives_it(ask, server, expected):
     """The server has several models, and names the target by another path to its folder."""
     server.max_model_len = 4096
     path = f"{server.arguments['model_path']}/."
@@ -256,15 +236,13 @@ def test_the_target_is_asked_for_by_the_name_that_the_server_gives_it(
     assert {body["model"] for body in server.received} == {path}
 
 
-def test_a_server_that_names_no_model_is_refused(ask: Ask, server: ProtocolServer) -> None:
+def test_a_server_that_names_no_model_is_refused(ask, server):
     server.information = json.dumps({"data": []})
     with serving(server) as url, pytest.raises(InputError, match=r"serves no model by name.*tiny: give the URL of"):
         ask([url], name="openai")
 
 
-def test_a_tokenize_that_reads_another_key_is_not_compared(
-    ask: Ask, server: ProtocolServer, expected: Rows, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tokenize_that_reads_another_key_is_not_compared(ask, server, expected, caplog):
     async def of_llama_cpp(request: web.Request) -> web.Response:
         return web.json_response({"tokens": []})
 
@@ -274,9 +252,7 @@ def test_a_tokenize_that_reads_another_key_is_not_compared(
     assert "its tokenizer is not compared" in caplog.text
 
 
-def test_servers_are_started_with_a_key_and_stopped(
-    ask: Ask, expected: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_servers_are_started_with_a_key_and_stopped(ask, expected, tmp_path, monkeypatch):
     monkeypatch.setenv(KEY, "k3y-0123456789")
     settings = launch_settings(sglang_site(tmp_path), check=False)
     assert ask([], launch=settings, servers=1) == expected
@@ -284,7 +260,7 @@ def test_servers_are_started_with_a_key_and_stopped(
     require_free_port(settings.host, settings.port)
 
 
-def test_a_run_ends_once_all_servers_that_it_started_have_ended(ask: Ask, tmp_path: Path) -> None:
+def test_a_run_ends_once_all_servers_that_it_started_have_ended(ask, tmp_path):
     site = sglang_site(tmp_path)
     settings = launch_settings(site, check=False, env=environment(site, "12 scripted"))
     with pytest.raises(InputError, match=r"server 0 has ended \(exit status .*is kept: run the same command again"):
@@ -292,8 +268,8 @@ def test_a_run_ends_once_all_servers_that_it_started_have_ended(ask: Ask, tmp_pa
 
 
 def test_places_beyond_the_usual_limit_of_open_files_are_taken_or_refused_in_one_line(
-    ask: Ask, server: ProtocolServer, expected: Rows, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    ask, server, expected, monkeypatch
+):
     limits, taken = (1024, 4096), list[Any]()
     monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda *limit: taken.append(limit))
@@ -312,6 +288,6 @@ def test_places_beyond_the_usual_limit_of_open_files_are_taken_or_refused_in_one
         ({"urls": ["http://x"], "head": "h"}, r"answers\.head=h is for servers that are started"),
     ],
 )
-def test_settings_that_cannot_work_are_one_line(ask: Ask, settings: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_work_are_one_line(ask, settings, message):
     with pytest.raises(InputError, match=message):
         ask(**settings)

@@ -48,7 +48,7 @@ def command(settings: LaunchSettings, **draft: Any) -> dict[str, list[str]]:
     return flags
 
 
-def test_every_flag_is_one_that_sglang_knows_and_given_only_when_the_user_says_so(tmp_path: Path) -> None:
+def test_every_flag_is_one_that_sglang_knows_and_given_only_when_the_user_says_so(tmp_path):
     every = launch_settings(tmp_path, mem_fraction_static=0.5, overlap_schedule=False, trust_remote_code=True)
     words = launch_command(every, served("t", revision="main"), Draft(**CHAIN, draft_window=512))
     assert {word for word in words if word.startswith("--")} == KNOWN
@@ -59,9 +59,7 @@ def test_every_flag_is_one_that_sglang_knows_and_given_only_when_the_user_says_s
 
 
 @pytest.mark.parametrize(("shape", "tokens"), [((3, 1, None), "4"), ((5, 4, 16), "16")])
-def test_a_draft_names_all_three_numbers(
-    shape: tuple[int, int, int | None], tokens: str, settings: LaunchSettings
-) -> None:
+def test_a_draft_names_all_three_numbers(shape, tokens, settings):
     steps, topk, draft_tokens = shape
     flags = command(settings, steps=steps, topk=topk, draft_tokens=draft_tokens)
     assert flags["--speculative-algorithm"] == ["EAGLE3"]
@@ -71,12 +69,12 @@ def test_a_draft_names_all_three_numbers(
 
 
 @pytest.mark.parametrize("wrong", [{"topk": 0}, {"draft_tokens": 5}, {"topk": 2}, {"topk": 2, "draft_tokens": 12}])
-def test_a_draft_that_sglang_would_change_or_refuse_is_refused_here(wrong: dict[str, Any]) -> None:
+def test_a_draft_that_sglang_would_change_or_refuse_is_refused_here(wrong):
     with pytest.raises(InputError, match=r"steps=.* topk=.* draft_tokens="):
         Draft(**CHAIN | wrong)
 
 
-def test_extra_flags_override_ours_in_either_spelling(tmp_path: Path) -> None:
+def test_extra_flags_override_ours_in_either_spelling(tmp_path):
     extra = {"mem_fraction_static": 0.2, "--dtype": "bfloat16", "tp-size": None, "skip-server-warmup": True}
     extra |= {"cuda-graph-bs-decode": [1, 2], "json-model-override-args": {"a": 1}}
     flags = command(launch_settings(tmp_path, mem_fraction_static=0.9, extra_flags=extra))
@@ -86,7 +84,7 @@ def test_extra_flags_override_ours_in_either_spelling(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["attention-backend", "speculative_draft_attention_backend"])
-def test_a_window_is_refused_with_attention_that_has_none(tmp_path: Path, backend: str) -> None:
+def test_a_window_is_refused_with_attention_that_has_none(tmp_path, backend):
     settings, windowed = launch_settings(tmp_path, extra_flags={backend: "triton"}), Draft(**CHAIN, draft_window=512)
     message = rf"draft_window=512: .* a window and {backend.replace('_', '-')}=triton; name another"
     with pytest.raises(InputError, match=message):
@@ -103,17 +101,13 @@ def test_a_window_is_refused_with_attention_that_has_none(tmp_path: Path, backen
         ("model", r"target\.path"), ("tp", r"launch\.tp_size"), ("speculative_num_steps", "steps"),
     ],
 )  # fmt: skip
-def test_what_would_keep_us_from_reaching_the_server_or_make_results_wrong_is_refused(
-    tmp_path: Path, name: str, instead: str
-) -> None:
+def test_what_would_keep_us_from_reaching_the_server_or_make_results_wrong_is_refused(tmp_path, name, instead):
     message = rf"launch\.extra_flags holds {name.removeprefix('--').replace('_', '-')}: .*{instead}"
     with pytest.raises(InputError, match=message):
         command(launch_settings(tmp_path, extra_flags={name: "1"}))
 
 
-def test_our_python_path_reaches_the_server_only_when_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_python_path_reaches_the_server_only_when_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/ours")
     monkeypatch.setenv("HTTPS_PROXY", "/kept")
     assert "PYTHONPATH" not in launch_settings(tmp_path, env=None).environment
@@ -121,7 +115,7 @@ def test_our_python_path_reaches_the_server_only_when_asked_for(
     assert (asked["PYTHONPATH"], asked["NUMBER"], asked["HTTPS_PROXY"]) == ("/theirs", "1", "/kept")
 
 
-def test_the_printed_line_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+def test_the_printed_line_can_be_pasted_into_a_shell(tmp_path):
     settings = launch_settings(tmp_path, python="/my env/python", env={"A": "b c"})
     words = launch_command(settings, served("/my model ü"), None)
     line = shell_line(settings, words)
@@ -129,7 +123,7 @@ def test_the_printed_line_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     assert launch_settings(tmp_path).interpreter == sys.executable
 
 
-def test_what_the_caller_needs_comes_after_our_flags_and_before_extra_flags(settings: LaunchSettings) -> None:
+def test_what_the_caller_needs_comes_after_our_flags_and_before_extra_flags(settings):
     given = replace(settings, extra_flags={"b": 3, "speculative-algorithm": "NGRAM"})
     flags = {"dtype": "own", "a": 1, "b": 2, "speculative-algorithm": "EAGLE3"}
     words = launch_command(given, served("t"), None, flags)

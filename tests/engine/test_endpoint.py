@@ -40,7 +40,7 @@ def complete(endpoint: Endpoint, request: Request = REQUEST, *, timeout_s: float
 
 @by_protocol
 @pytest.mark.parametrize(("token_ids", "finish"), [([7, 8, 2], "stop"), ([7] * 8, "length")])
-def test_token_ids_and_the_finish_reason_come_back(protocol: Any, token_ids: list[int], finish: str) -> None:
+def test_token_ids_and_the_finish_reason_come_back(protocol, token_ids, finish):
     server = answering(token_ids, finish)
     with serving(server) as url:
         assert complete(protocol(url)) == Answer(token_ids, finish)
@@ -51,7 +51,7 @@ def test_token_ids_and_the_finish_reason_come_back(protocol: Any, token_ids: lis
     assert (sampling["stop_token_ids"], sampling.get("sampling_seed", body.get("seed"))) == ([2], 3)
 
 
-def test_a_connection_that_a_server_may_be_closing_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_a_server_may_be_closing_is_not_used_again(monkeypatch):
     assert client.IDLE_S < 5, "servers close connections after 5 s"
     monkeypatch.setattr(client, "IDLE_S", 0.1)
     connections = set()
@@ -75,7 +75,7 @@ def test_a_connection_that_a_server_may_be_closing_is_not_used_again(monkeypatch
 
 
 @pytest.mark.parametrize("token_ids", [[7, 8, 2], [2]])
-def test_a_stop_token_that_is_left_out_and_named_is_put_back(token_ids: list[int]) -> None:
+def test_a_stop_token_that_is_left_out_and_named_is_put_back(token_ids):
     server = answering(token_ids, "stop")
     server.stops_in_answers = False
     with serving(server) as url:
@@ -96,9 +96,7 @@ def test_a_stop_token_that_is_left_out_and_named_is_put_back(token_ids: list[int
         ([7], "content_filter", "ended by 'content_filter'"),
     ],
 )
-def test_an_answer_that_is_not_what_was_asked_for_is_no_answer(
-    protocol: Any, token_ids: list[Any], finish: str, message: str
-) -> None:
+def test_an_answer_that_is_not_what_was_asked_for_is_no_answer(protocol, token_ids, finish, message):
     with serving(answering(token_ids, finish)) as url, pytest.raises((ServerFailed, RequestRefused), match=message):
         complete(protocol(url))
 
@@ -107,7 +105,7 @@ def test_an_answer_that_is_not_what_was_asked_for_is_no_answer(
 @pytest.mark.parametrize(
     ("status", "kind"), [(400, RequestRefused), (404, ServerFailed), (429, ServerBusy), (503, ServerFailed)]
 )
-def test_a_status_says_whether_another_server_may_answer(protocol: Any, status: int, kind: type[Exception]) -> None:
+def test_a_status_says_whether_another_server_may_answer(protocol, status, kind):
     server = answering([7, 2], "stop")
     error = {"error": {"message": "\x1b[31mThe input\n(9 tokens) is\x1b[0m too long: [1, 2, 3]"}}
     server.fault = lambda number: web.json_response(error, status=status)
@@ -125,13 +123,13 @@ def test_a_status_says_whether_another_server_may_answer(protocol: Any, status: 
         {"detail": [{"loc": ["body"], "msg": "too long", "input": "a prompt"}]},
     ],
 )
-def test_an_error_body_of_any_server_is_read(body: dict[str, Any]) -> None:
+def test_an_error_body_of_any_server_is_read(body):
     assert client.message_of(json.dumps(body).encode()) == "too long"
     for other in (b"<html>", b"{}", b'{"detail": []}', b'{"error": 3}', 100_000 * b"["):
         assert client.message_of(other) == "no reason given"
 
 
-def test_an_error_with_status_200_is_the_servers_failure() -> None:
+def test_an_error_with_status_200_is_the_servers_failure():
     server = answering([7, 2], "stop")
     server.fault = lambda number: web.json_response({"error": "Unexpected endpoint"})
     with serving(server) as url, pytest.raises(ServerFailed, match="HTTP 200 with an error: Unexpected endpoint"):
@@ -139,7 +137,7 @@ def test_an_error_with_status_200_is_the_servers_failure() -> None:
 
 
 @by_protocol
-def test_an_answer_to_another_prompt_than_was_sent_is_refused(protocol: Any) -> None:
+def test_an_answer_to_another_prompt_than_was_sent_is_refused(protocol):
     server = answering([7, 2], "stop")
     made = {"output_ids": [7, 2], "meta_info": {"prompt_tokens": 1, "finish_reason": {"type": "stop"}}}
     choice = {"token_ids": [7, 2], "prompt_token_ids": [6], "finish_reason": "stop"}
@@ -159,7 +157,7 @@ def test_an_answer_to_another_prompt_than_was_sent_is_refused(protocol: Any) -> 
         '{"choices": [{"token_ids": 5, "finish_reason": "stop"}]}',
     ],
 )
-def test_a_body_that_is_no_answer_is_the_servers_failure(protocol: Any, text: str) -> None:
+def test_a_body_that_is_no_answer_is_the_servers_failure(protocol, text):
     server = answering([7, 2], "stop")
     server.fault = lambda number: web.Response(text=text)
     with serving(server) as url, pytest.raises(ServerFailed):
@@ -167,7 +165,7 @@ def test_a_body_that_is_no_answer_is_the_servers_failure(protocol: Any, text: st
 
 
 @by_protocol
-def test_a_reply_has_a_bounded_size_also_one_that_is_packed(protocol: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_has_a_bounded_size_also_one_that_is_packed(protocol, monkeypatch):
     monkeypatch.setattr(client, "LONGEST_REPLY", 2**20)
     server, sent = answering([7, 2], "stop"), []
 
@@ -186,7 +184,7 @@ def test_a_reply_has_a_bounded_size_also_one_that_is_packed(protocol: Any, monke
 
 
 @by_protocol
-def test_a_request_is_not_sent_on_to_another_server(protocol: Any) -> None:
+def test_a_request_is_not_sent_on_to_another_server(protocol):
     server, other = answering([7, 2], "stop"), answering([7, 2], "stop")
     with serving(server) as url, serving(other) as theirs:
         place = theirs.replace("127.0.0.1", "localhost") + "/generate?key=k3y"
@@ -197,7 +195,7 @@ def test_a_request_is_not_sent_on_to_another_server(protocol: Any) -> None:
 
 
 @by_protocol
-def test_a_model_whose_name_cannot_be_read_is_the_servers_failure(protocol: Any) -> None:
+def test_a_model_whose_name_cannot_be_read_is_the_servers_failure(protocol):
     async def model_names(url: str) -> list[str]:
         async with new_session(timeout_s=60) as session:
             return await protocol(url).model_names(session)
@@ -209,7 +207,7 @@ def test_a_model_whose_name_cannot_be_read_is_the_servers_failure(protocol: Any)
 
 
 @by_protocol
-def test_a_server_that_is_not_there_or_too_slow_has_failed(protocol: Any) -> None:
+def test_a_server_that_is_not_there_or_too_slow_has_failed(protocol):
     with pytest.raises(ServerFailed, match="Cannot connect"):
         complete(protocol(f"http://127.0.0.1:{free_port()}"))
     server = answering([7, 2], "stop")
@@ -218,7 +216,7 @@ def test_a_server_that_is_not_there_or_too_slow_has_failed(protocol: Any) -> Non
         complete(protocol(url), timeout_s=0.2)
 
 
-def test_a_server_of_text_alone_is_refused_with_a_fix() -> None:
+def test_a_server_of_text_alone_is_refused_with_a_fix():
     server = answering([7, 2], "stop")
     text = {"choices": [{"text": "hello", "finish_reason": "stop"}]}
     server.fault = lambda number: web.json_response(text)
@@ -227,7 +225,7 @@ def test_a_server_of_text_alone_is_refused_with_a_fix() -> None:
 
 
 @by_protocol
-def test_the_key_comes_from_the_environment(protocol: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_comes_from_the_environment(protocol, monkeypatch):
     with serving(answering([7, 2], "stop", api_key="k3y-0123456789")) as url:
         monkeypatch.delenv(KEY, raising=False)
         with pytest.raises(InputError, match=r"asks for a key .*; set EAGLE3_API_KEY in the environment"):

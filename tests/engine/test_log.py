@@ -1,7 +1,5 @@
 """The reason of a failed start is found in the log, in one line."""
 
-from pathlib import Path
-
 import pytest
 
 from eagle3.engine.log import failure_reason, last_stage
@@ -44,14 +42,14 @@ FOLLOWING = "Traceback (most recent call last):\n  File 'engine.py'\nEOFError\n"
         ("", 1, "it printed nothing"),
     ],
 )
-def test_the_reason_of_a_failed_start_is_found_in_the_log(tmp_path: Path, text: str, status: int, reason: str) -> None:
+def test_the_reason_of_a_failed_start_is_found_in_the_log(tmp_path, text, status, reason):
     log = tmp_path / "server.log"
     log.write_text(text)
     assert reason in failure_reason(log, status)
     assert failure_reason(log, status).isprintable()
 
 
-def test_a_log_that_is_no_text_or_very_long_is_read_all_the_same(tmp_path: Path) -> None:
+def test_a_log_that_is_no_text_or_very_long_is_read_all_the_same(tmp_path):
     log = tmp_path / "server.log"
     log.write_bytes(b"\xff\xfe old\n" * 300_000 + "ValueError: ü\n".encode())
     assert last_stage(log) == "ValueError: ü"

@@ -62,7 +62,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "POLL_S", 0.001)
 
 
-def test_requests_are_spread_and_no_server_gets_more_than_its_places() -> None:
+def test_requests_are_spread_and_no_server_gets_more_than_its_places():
     servers = [Scripted("a"), Scripted("b"), Scripted("c")]
     answers = ask_all(servers, 300)
     assert [answer.token_ids for answer in answers] == [[number] for number in range(300)]  # type: ignore[union-attr]
@@ -70,7 +70,7 @@ def test_requests_are_spread_and_no_server_gets_more_than_its_places() -> None:
     assert min(server.asked for server in servers) > 60 and reports == []
 
 
-def test_requests_that_a_busy_server_sends_away_wait_for_it() -> None:
+def test_requests_that_a_busy_server_sends_away_wait_for_it():
     busy = Scripted("a", lambda number: ServerBusy("HTTP 429") if number < 40 else None)
     answers = ask_all([busy], 50, attempts=1)
     assert all(isinstance(answer, Answer) for answer in answers)
@@ -78,7 +78,7 @@ def test_requests_that_a_busy_server_sends_away_wait_for_it() -> None:
     assert isinstance(ask_all([always], 1, give_up_s=2)[0], RequestRefused)
 
 
-def test_a_server_gets_as_many_requests_as_it_takes() -> None:
+def test_a_server_gets_as_many_requests_as_it_takes():
     small = Scripted("a")
     small.plan = lambda number: ServerBusy("HTTP 429") if small.now > 5 else None
     answers = ask_all([small], 500, in_flight=64, attempts=1)
@@ -86,7 +86,7 @@ def test_a_server_gets_as_many_requests_as_it_takes() -> None:
     assert small.asked < 500 + 64 + 500 / 5  # those of the start, and one more at a time now and then
 
 
-def test_what_a_dying_server_had_is_answered_by_the_others_once() -> None:
+def test_what_a_dying_server_had_is_answered_by_the_others_once():
     dying = Scripted("a", lambda number: ServerFailed("gone") if number > 20 else None)
     other = Scripted("b")
     answers = ask_all([dying, other], 200)
@@ -96,7 +96,7 @@ def test_what_a_dying_server_had_is_answered_by_the_others_once() -> None:
     assert len(reports) == 1 and reports[0].startswith("a: 20 answers") and "times gone" in reports[0]
 
 
-def test_a_server_that_failed_once_is_asked_again_while_the_others_have_places() -> None:
+def test_a_server_that_failed_once_is_asked_again_while_the_others_have_places():
     once = Scripted("a", lambda number: ServerFailed("gone") if number == 3 else None)
     asyncio.run(one_after_another(once, Scripted("b")))
     assert once.asked > 20
@@ -108,7 +108,7 @@ async def one_after_another(*servers: Scripted) -> None:
         await pool.complete(Request([1], number, 0, 1, 0, 8))
 
 
-def test_a_server_that_fails_and_then_asks_for_a_key_ends_the_requests() -> None:
+def test_a_server_that_fails_and_then_asks_for_a_key_ends_the_requests():
     plan = [None, ServerFailed("gone"), InputError("asks for a key")]
     failing = Scripted("a", lambda number: plan[number - 1])
     with pytest.raises(InputError, match="asks for a key"):
@@ -116,7 +116,7 @@ def test_a_server_that_fails_and_then_asks_for_a_key_ends_the_requests() -> None
     assert failing.asked == 3
 
 
-def test_a_request_that_breaks_every_server_ends_after_its_attempts() -> None:
+def test_a_request_that_breaks_every_server_ends_after_its_attempts():
     broken = [
         Scripted(name, lambda number: ServerFailed("illegal memory access") if number % 2 else None) for name in "ab"
     ]
@@ -124,7 +124,7 @@ def test_a_request_that_breaks_every_server_ends_after_its_attempts() -> None:
     assert isinstance(error, RequestRefused) and "2 attempts failed, the last with: illegal memory" in str(error)
 
 
-def test_what_a_server_refuses_no_other_is_asked() -> None:
+def test_what_a_server_refuses_no_other_is_asked():
     servers = [Scripted(name, lambda number: RequestRefused("too long")) for name in "ab"]
     errors = ask_all(servers, 10)
     assert all(isinstance(error, RequestRefused) and str(error) == "too long" for error in errors)

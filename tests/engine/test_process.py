@@ -37,7 +37,7 @@ def start(tmp_path: Path, tiny_path: Path) -> Start:
     return prepared
 
 
-def test_a_server_answers_inside_its_block_and_is_gone_behind_it(start: Start) -> None:
+def test_a_server_answers_inside_its_block_and_is_gone_behind_it(start):
     with start("scripted") as server:
         assert server.alive() and is_reachable(server.url)
         assert ask_now(f"{server.url}/server_info")["version"] == "0.5.17"
@@ -53,9 +53,7 @@ def test_a_server_answers_inside_its_block_and_is_gone_behind_it(start: Start) -
         ask_now(f"{server.url}/server_info")
 
 
-def test_ctrl_c_between_the_start_of_the_process_and_its_name_leaves_no_server(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_between_the_start_of_the_process_and_its_name_leaves_no_server(start, monkeypatch):
     started: list[subprocess.Popen[bytes]] = []
 
     class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
@@ -71,7 +69,7 @@ def test_ctrl_c_between_the_start_of_the_process_and_its_name_leaves_no_server(
     assert started[0].wait(10) is not None
 
 
-def test_a_taken_port_is_one_line_before_anything_starts(start: Start) -> None:
+def test_a_taken_port_is_one_line_before_anything_starts(start):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -82,13 +80,11 @@ def test_a_taken_port_is_one_line_before_anything_starts(start: Start) -> None:
 
 
 @pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:30000"), ("::1", "http://[::1]:30000")])
-def test_the_url_is_one_that_this_machine_can_ask(start: Start, host: str, url: str) -> None:
+def test_the_url_is_one_that_this_machine_can_ask(start, host, url):
     assert start(host=host, port=30000).url == url
 
 
-def test_a_server_that_ends_at_its_start_gives_the_reason_of_its_log(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_ends_at_its_start_gives_the_reason_of_its_log(start, monkeypatch):
     monkeypatch.setenv("EAGLE3_API_KEY", "secret")
     server = start(fault="start")
     with pytest.raises(InputError) as failed, server:
@@ -114,9 +110,7 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Silent).serve_forever()
 """
 
 
-def test_a_server_that_takes_a_request_and_never_answers_it_ends_at_the_time_limit(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_takes_a_request_and_never_answers_it_ends_at_the_time_limit(start, monkeypatch):
     """However long it takes to start: the clock of the limit stands still until the request has come."""
     server = start(start_timeout_s=1, stop_timeout_s=1)
     server.command = [sys.executable, "-c", SILENT, str(server.settings.port)]
@@ -130,7 +124,7 @@ def test_a_server_that_takes_a_request_and_never_answers_it_ends_at_the_time_lim
     assert "asked" in server.log.read_text() and not server.alive()
 
 
-def test_a_server_that_ignores_sigterm_is_killed(start: Start) -> None:
+def test_a_server_that_ignores_sigterm_is_killed(start):
     with start(fault="stubborn", stop_timeout_s=0.5) as server:
         process = server.process
         assert process is not None
@@ -144,7 +138,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_what_a_server_has_started_ends_with_it(start: Start) -> None:
+def test_what_a_server_has_started_ends_with_it(start):
     """As SGLang's schedulers, which hold the GPU, must."""
     server = start()
     child = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
@@ -175,9 +169,7 @@ time.sleep(600)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_children", [False, True])
-def test_a_server_ends_with_a_parent_that_is_killed_and_its_files_are_deleted(
-    tmp_path: Path, with_children: bool
-) -> None:
+def test_a_server_ends_with_a_parent_that_is_killed_and_its_files_are_deleted(tmp_path, with_children):
     """Ray kills the children of a worker that it stops."""
     (tmp_path / "scratch").mkdir()
     (tmp_path / "scratch/rows.safetensors").touch()
@@ -199,19 +191,19 @@ def test_a_server_ends_with_a_parent_that_is_killed_and_its_files_are_deleted(
     wait_until(lambda: not is_running(pid) and not any(path.exists() for path in left))
 
 
-def test_a_server_of_ours_is_not_asked_through_the_users_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_of_ours_is_not_asked_through_the_users_proxy(monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.delenv("no_proxy", raising=False)
     with serving(ProtocolServer(lambda prompt_ids, sampling: {}, {})) as url:
         assert ask_now(f"{url}/server_info")
 
 
-def test_an_interpreter_that_is_not_there_is_one_line(start: Start) -> None:
+def test_an_interpreter_that_is_not_there_is_one_line(start):
     with pytest.raises(InputError, match=r"launch\.python=/no/python cannot be run"), start(python="/no/python"):
         pass
 
 
-def test_following_the_log_gives_each_line_up_to_the_last(start: Start, tmp_path: Path) -> None:
+def test_following_the_log_gives_each_line_up_to_the_last(start, tmp_path):
     server = start()
     server.command = [sys.executable, "-c", "import time\nfor n in range(3):\n  time.sleep(.1)\n  print(n, flush=True)"]
     server.log.parent.mkdir()

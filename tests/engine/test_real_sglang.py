@@ -14,16 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from eagle3.target.model import Target
-
 PYTHON = os.environ.get("SGLANG_PYTHON")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(PYTHON is None, reason="SGLANG_PYTHON names no interpreter with SGLang 0.5.23 (see the file's top)")
-def test_the_hook_in_sglangs_own_llama_writes_hugging_faces_states(
-    target: Target, tiny_path: Path, tmp_path: Path
-) -> None:
+def test_the_hook_in_sglangs_own_llama_writes_hugging_faces_states(target, tiny_path, tmp_path):
     script = Path(__file__).parents[1] / "real_sglang.py"
     ran = subprocess.run(
         [str(PYTHON), str(script), str(tiny_path), str(tmp_path)], capture_output=True, text=True, check=False

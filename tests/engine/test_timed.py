@@ -1,7 +1,5 @@
 """One request: its times and counts, and what is no whole answer."""
 
-from typing import Any
-
 import pytest
 from fitted_head import PROMPT
 from serving_fixtures import serving
@@ -21,7 +19,7 @@ from eagle3.engine import client
         ({"meta_info": {"finish_reason": {"type": "stop"}}}, "no event of SGLang"),
     ],
 )
-def test_what_is_no_whole_answer_is_an_error_that_quotes_no_token(event: Any, error: str) -> None:
+def test_what_is_no_whole_answer_is_an_error_that_quotes_no_token(event, error):
     server = head_server()
     server.last_event = event
     with serving(server) as url:
@@ -30,7 +28,7 @@ def test_what_is_no_whole_answer_is_an_error_that_quotes_no_token(event: Any, er
     assert answer.output_tokens == 0
 
 
-def test_a_line_of_a_stream_has_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_of_a_stream_has_a_bounded_size(monkeypatch):
     monkeypatch.setattr(client, "LONGEST_LINE", 2**16)
     server = head_server()
     server.last_event = {"text": "long" * 2**20}
@@ -39,7 +37,7 @@ def test_a_line_of_a_stream_has_a_bounded_size(monkeypatch: pytest.MonkeyPatch) 
     assert answer.error == "a line of the reply is longer than 65536 bytes"
 
 
-def test_times_are_those_of_the_first_and_the_last_token() -> None:
+def test_times_are_those_of_the_first_and_the_last_token():
     with serving(plain_server()) as url:
         [answer] = load(url, [PROMPT]).answers
     assert answer.ttft_s is not None and answer.latency_s is not None and answer.tpot_s is not None
@@ -48,13 +46,13 @@ def test_times_are_those_of_the_first_and_the_last_token() -> None:
     assert answer.tpot_s * (answer.output_tokens - 1) == pytest.approx(answer.latency_s - answer.ttft_s)
 
 
-def test_an_answer_of_one_token_has_no_time_per_token_and_no_verification() -> None:
+def test_an_answer_of_one_token_has_no_time_per_token_and_no_verification():
     with serving(head_server()) as url:
         [answer] = load(url, [PROMPT], sampling=GREEDY | {"max_new_tokens": 1}).answers
     assert (answer.output_tokens, answer.tpot_s, answer.verify_ct, answer.error) == (1, None, 0, None)
 
 
-def test_the_end_of_a_turn_is_respected_and_sampling_is_passed_on() -> None:
+def test_the_end_of_a_turn_is_respected_and_sampling_is_passed_on():
     server, sampling = head_server(), GREEDY | {"temperature": 0.7, "top_p": 0.9}
     with serving(server) as url:
         load(url, [PROMPT], sampling=sampling)

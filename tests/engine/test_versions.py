@@ -17,7 +17,7 @@ SIZES: dict[str, Any] = {"dtype": "bfloat16", "batch_tokens": 512, "most_bytes":
 
 
 @pytest.mark.parametrize("version", ["0.5.17.post1", "0.10.0"])
-def test_the_installation_is_found_where_the_interpreter_would_import_it(tmp_path: Path, version: str) -> None:
+def test_the_installation_is_found_where_the_interpreter_would_import_it(tmp_path, version):
     assert find_sglang(launch_settings(sglang_site(tmp_path, version))) == version
 
 
@@ -29,12 +29,12 @@ def test_the_installation_is_found_where_the_interpreter_would_import_it(tmp_pat
         ({"python": "/bin/false"}, r"launch\.python=/bin/false has no working SGLang \(exit status 1\)"),
     ],
 )
-def test_an_old_sglang_or_none_is_one_line(tmp_path: Path, settings: dict[str, Any], line: str) -> None:
+def test_an_old_sglang_or_none_is_one_line(tmp_path, settings, line):
     with pytest.raises(InputError, match=line):
         find_sglang(launch_settings(sglang_site(tmp_path, "0.5.16.post6"), **settings))
 
 
-def test_more_gpus_than_there_are_is_one_line(tmp_path: Path) -> None:
+def test_more_gpus_than_there_are_is_one_line(tmp_path):
     gpus = torch.cuda.device_count()
     settings = launch_settings(sglang_site(tmp_path), tp_size=gpus + 1)
     for servers, each in ((1, ""), (2, " for each of 2 servers")):
@@ -42,7 +42,7 @@ def test_more_gpus_than_there_are_is_one_line(tmp_path: Path) -> None:
             count_gpus(settings, servers=servers)
 
 
-def test_gpus_are_counted_once(tmp_path: Path) -> None:
+def test_gpus_are_counted_once(tmp_path):
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho >> {tmp_path}/asked\necho 2\n")
     python.chmod(0o755)
@@ -52,12 +52,12 @@ def test_gpus_are_counted_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.5.21", "0.5.22.post1"])
-def test_capture_refuses_0_5_21_and_0_5_22_by_name(version: str) -> None:
+def test_capture_refuses_0_5_21_and_0_5_22_by_name(version):
     with pytest.raises(InputError, match=rf"in SGLang {version}: .*residual stream.*install SGLang 0\.5\.17"):
         require_capture(version)
 
 
-def test_capture_takes_all_other_versions_and_warns_of_those_newer_than_tried(caplog: pytest.LogCaptureFixture) -> None:
+def test_capture_takes_all_other_versions_and_warns_of_those_newer_than_tried(caplog):
     with caplog.at_level(logging.WARNING):
         for version in ("0.5.17", "0.5.19.post1", "0.5.20", "0.5.23", "0.5.23.post2"):
             require_capture(version)
@@ -70,9 +70,7 @@ def test_capture_takes_all_other_versions_and_warns_of_those_newer_than_tried(ca
     ("version", "module", "factories"),
     [("0.5.20", "eagle3_layers", ["layer", "layer", "layer", "logits"]), ("0.5.23", "eagle3_capture", ["logits"])],
 )
-def test_the_flags_name_hooks_that_exist_and_the_layer_before_the_captured_input(
-    version: str, module: str, factories: list[str]
-) -> None:
+def test_the_flags_name_hooks_that_exist_and_the_layer_before_the_captured_input(version, module, factories):
     flags = capture_flags(version, [2, 4, 5], Path("/memory"), **SIZES)
     hooks = json.loads(flags["forward-hooks"])
     assert [hook["hook_factory"] for hook in hooks] == [f"{module}:{name}" for name in factories]
@@ -84,7 +82,7 @@ def test_the_flags_name_hooks_that_exist_and_the_layer_before_the_captured_input
         assert flags["enable-return-aux-hidden-states"] is True
 
 
-def test_a_model_that_hands_over_no_states_is_reported_and_not_skipped(tmp_path: Path) -> None:
+def test_a_model_that_hands_over_no_states_is_reported_and_not_skipped(tmp_path):
     hook = eagle3_capture.logits({"folder": str(tmp_path), "dtype": "float32", "most_bytes": 1, "slots": 1})
 
     class Batch:
@@ -109,6 +107,6 @@ def test_a_model_that_hands_over_no_states_is_reported_and_not_skipped(tmp_path:
         ("mistral", False),
     ],
 )
-def test_targets_whose_layer_ids_sglang_reads_by_the_first_one(model_type: str, by_first: bool) -> None:
+def test_targets_whose_layer_ids_sglang_reads_by_the_first_one(model_type, by_first):
     assert takes_ids_for_inputs(model_type, [2, 4, 6]) == by_first
     assert not takes_ids_for_inputs(model_type, [1, 4, 6])

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
-from prompt_stage import OUTPUTS, Prepare, chat, reasons, some_rows, texts, write
+from prompt_stage import OUTPUTS, chat, reasons, some_rows, texts, write
 from stores import CONF, ROOT
 
 from eagle3.errors import InputError
@@ -21,9 +21,7 @@ from eagle3.prompts.reading.formats import cut
 # Processes
 
 
-def test_neither_processes_nor_chunks_nor_row_groups_show_in_the_output(
-    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_processes_nor_chunks_nor_row_groups_show_in_the_output(prepare, monkeypatch):
     prepare(some_rows(40))
     expected = prepare.outputs()
     monkeypatch.setattr(chunks, "GROUP_ROWS", 7)
@@ -38,7 +36,7 @@ def test_neither_processes_nor_chunks_nor_row_groups_show_in_the_output(
 # Limits
 
 
-def test_a_limit_is_met_exactly_and_stops_the_reading(prepare: Prepare) -> None:
+def test_a_limit_is_met_exactly_and_stops_the_reading(prepare):
     rows = [chat(f"q {number // 2}", id=number) for number in range(200)]  # half of them are duplicates
     settings = {"limit": 30, "chunk_mb": 0.001}
     ledger = prepare(rows, **settings)
@@ -47,9 +45,7 @@ def test_a_limit_is_met_exactly_and_stops_the_reading(prepare: Prepare) -> None:
     assert prepare(rows[:40], **settings)["prompts"] == 20
 
 
-def test_a_limit_over_several_sources_keeps_the_same_prompts_whatever_the_chunks(
-    prepare: Prepare, tmp_path: Path
-) -> None:
+def test_a_limit_over_several_sources_keeps_the_same_prompts_whatever_the_chunks(prepare, tmp_path):
     first = [*(chat("the very same question", id=number) for number in range(60)), *unlike("alpha", 80)]
     paths = [write(tmp_path / "a.jsonl", first), write(tmp_path / "b.jsonl", unlike("beta", 80))]
     for chunk_mb in (0.002, 8):
@@ -62,7 +58,7 @@ def unlike(word: str, count: int) -> list[dict]:
     return [chat(f"{word} {number} {number * 7919} {number * 31}", id=f"{word}{number}") for number in range(count)]
 
 
-def test_with_a_limit_for_each_source_every_source_is_read_as_far_as_needed(prepare: Prepare, tmp_path: Path) -> None:
+def test_with_a_limit_for_each_source_every_source_is_read_as_far_as_needed(prepare, tmp_path):
     entries = []
     for name in "ab":
         rows = [chat(f"{name} {number // 3}") for number in range(300)]
@@ -91,9 +87,7 @@ prepared(Path({out!r}), path={path!r}, chunk_mb=0.0005, processes=2, duplicates=
 
 
 @pytest.mark.slow
-def test_a_killed_run_continues_and_ends_with_the_same_bytes(
-    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_continues_and_ends_with_the_same_bytes(prepare, tmp_path, monkeypatch):
     prepare(some_rows(150), chunk_mb=0.0005)
     expected, out, path = prepare.outputs(), tmp_path / "killed", str(tmp_path / "chats.jsonl")
     script = SCRIPT.format(tests=str(ROOT / "tests"), out=str(out), path=path)
@@ -117,7 +111,7 @@ def finished_chunks(folder: Path) -> list[Path]:
     return [*(folder / ".work" / "chunks").glob("[!.]*.parquet")]
 
 
-def test_what_a_stopped_run_left_is_not_used_after_a_change(prepare: Prepare, tmp_path: Path) -> None:
+def test_what_a_stopped_run_left_is_not_used_after_a_change(prepare, tmp_path):
     bad, rows = damaged_parquet(tmp_path / "bad.parquet"), tmp_path / "rows.jsonl"
 
     def stopped() -> None:
@@ -146,7 +140,7 @@ def damaged_parquet(path: Path) -> Path:
     return path
 
 
-def test_a_worker_that_is_killed_ends_the_run_with_an_error(prepare: Prepare, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_ends_the_run_with_an_error(prepare, tmp_path):
     class Killer:
         name = "killer"
 
@@ -162,7 +156,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_an_error(prepare: Prepare, tm
 # The traffic mix
 
 
-def test_the_mix_is_drawn_from_what_passed_and_reported(prepare: Prepare, tmp_path: Path) -> None:
+def test_the_mix_is_drawn_from_what_passed_and_reported(prepare, tmp_path):
     rows = [chat(f"q {number}", *(["x", "more"] if number >= 90 else [])) for number in range(100)]
     sample = write(tmp_path / "sample.jsonl", [chat("one"), chat("two", "x", "three")])
     mix = traffic_settings(sample=str(sample), size=16)
@@ -182,7 +176,7 @@ def test_the_mix_is_drawn_from_what_passed_and_reported(prepare: Prepare, tmp_pa
     assert mixed["tools"]["target"] == [0.666667, 0.333333]
 
 
-def test_prompts_of_one_cell_are_drawn_at_random_by_the_seed(prepare: Prepare, tmp_path: Path) -> None:
+def test_prompts_of_one_cell_are_drawn_at_random_by_the_seed(prepare, tmp_path):
     write(tmp_path / "chats.jsonl", [chat(f"question {number}", id=number) for number in range(300)])
     sample = str(write(tmp_path / "sample.jsonl", [chat("question 7")]))
     draws = []

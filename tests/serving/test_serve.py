@@ -42,8 +42,8 @@ def save_run(folder: Path, trained: TrainedHead, *, target: str) -> None:
     ],
 )
 def test_a_wrong_option_of_an_export_is_an_error_and_no_reason_to_skip_the_measurement(
-    wrong: list[str], message: str, trained_on_tiny: TrainedHead, tiny_path: Path, tmp_path: Path
-) -> None:
+    wrong, message, trained_on_tiny, tiny_path, tmp_path
+):
     save_run(tmp_path / "run", trained_on_tiny, target=str(tiny_path))
     run = serve_run("export", f"run={tmp_path}/run", f"head={tmp_path}/head", *wrong)
     with pytest.raises(InputError, match=message):
@@ -51,9 +51,7 @@ def test_a_wrong_option_of_an_export_is_an_error_and_no_reason_to_skip_the_measu
     assert not (tmp_path / "head").exists()
 
 
-def test_an_export_reads_and_hashes_the_files_of_its_head_once(
-    trained_on_tiny: TrainedHead, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_reads_and_hashes_the_files_of_its_head_once(trained_on_tiny, tiny_path, tmp_path, monkeypatch):
     calls = []
 
     def counted(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
@@ -70,9 +68,7 @@ def test_an_export_reads_and_hashes_the_files_of_its_head_once(
     assert record is not None and record.accept_length is not None
 
 
-def test_an_older_head_stays_where_a_new_one_fails_its_checks(
-    trained_on_tiny: TrainedHead, exported: Path, tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_older_head_stays_where_a_new_one_fails_its_checks(trained_on_tiny, exported, tiny_path, tmp_path, capsys):
     broken = replace(trained_on_tiny, head=copy.deepcopy(trained_on_tiny.head))
     broken.head.fc.weight.data[0, 0] = torch.nan
     save_run(tmp_path / "run", broken, target=str(tiny_path))
@@ -84,21 +80,19 @@ def test_an_older_head_stays_where_a_new_one_fails_its_checks(
     assert [path.name for path in exported.parent.iterdir() if path.name.startswith(".")] == []
 
 
-def test_the_window_of_the_config_reaches_servers_and_the_decoder() -> None:
+def test_the_window_of_the_config_reaches_servers_and_the_decoder():
     assert build_draft(serve_run("launch", "head=HEAD", "draft_window=512"), None).draft_window == 512
     assert serve_run("decode", "draft_window=512").only(Decoding).draft_window == 512
 
 
-def test_export_writes_the_best_head_of_a_run_without_its_target(
-    trained_on_tiny: TrainedHead, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_writes_the_best_head_of_a_run_without_its_target(trained_on_tiny, tmp_path, capsys):
     save_run(tmp_path / "run", trained_on_tiny, target="./gone/target")
     call_script("serve", "action=export", f"run={tmp_path}/run", f"head={tmp_path}/head", output_dir=tmp_path)
     assert "skipped  accept_length     target.path=./gone/target does not exist" in capsys.readouterr().out
     assert read_files(tmp_path / "head").layer_ids == [1, 3, 4]
 
 
-def test_an_export_whose_findings_could_not_be_kept_does_not_begin(tmp_path: Path) -> None:
+def test_an_export_whose_findings_could_not_be_kept_does_not_begin(tmp_path):
     with pytest.raises(InputError, match=r"findings=.*/head/found\.json is in head="):
         export_action(serve_run("export", "run=RUN", f"head={tmp_path}/head", f"findings={tmp_path}/head/found.json"))
     assert not (tmp_path / "head").exists()
@@ -117,9 +111,7 @@ def test_an_export_whose_findings_could_not_be_kept_does_not_begin(tmp_path: Pat
         ("show", ["out=."], r"out=\. must be a file"),
     ],
 )
-def test_what_is_wrong_is_said_before_the_target_is_loaded(
-    action: str, wrong: list[str], message: str, exported: Path, without_weights: Path, tmp_path: Path
-) -> None:
+def test_what_is_wrong_is_said_before_the_target_is_loaded(action, wrong, message, exported, without_weights, tmp_path):
     """Loading a large one takes minutes; this one has no weights at all."""
     (tmp_path / "empty.jsonl").write_text("")
     write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "Hi"}])
@@ -132,12 +124,12 @@ def test_what_is_wrong_is_said_before_the_target_is_loaded(
 
 
 def test_decode_prints_one_json_line_and_warns_of_what_it_does_not_compute(
-    exported: Path,
-    tiny_path: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    exported,
+    tiny_path,
+    tmp_path,
+    capsys,
+    caplog,
+):
     write_jsonl(tmp_path / "rows.jsonl", [{"turns": ["Hi", "And then?"]}])
     head = Editable(exported)
     head.config["hidden_act"] = "gelu"
@@ -157,9 +149,7 @@ def test_decode_prints_one_json_line_and_warns_of_what_it_does_not_compute(
     )
 
 
-def test_check_exits_with_status_1_and_the_reason_and_writes_the_table_as_json(
-    exported: Path, tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_exits_with_status_1_and_the_reason_and_writes_the_table_as_json(exported, tiny_path, tmp_path, capsys):
     head = Editable(exported)
     head.tensors["d2t"] = head.tensors["d2t"] + torch.arange(64)
     head.save()

@@ -17,7 +17,6 @@ from eagle3.head_files.format import load_head
 from eagle3.serving.show.page import page
 from eagle3.serving.show.trace import Trace, visible
 from eagle3.storage.files import write_jsonl
-from eagle3.target.model import Target
 
 
 def shown(element: Element, depth: int | None = None) -> dict[str, Any]:
@@ -67,9 +66,7 @@ def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_page_of_the_command_says_what_the_decoder_did(
-    head_folder: Path, tiny_path: Path, target: Target, prompts_file: Path, tmp_path: Path
-) -> None:
+def test_the_page_of_the_command_says_what_the_decoder_did(head_folder, tiny_path, target, prompts_file, tmp_path):
     call_script(
         "serve", "action=show", f"target.path={tiny_path}", "target.dtype=float32",
         f"head={head_folder}", f"prompts.path={prompts_file}", "limit=3", "max_new_tokens=16",
@@ -133,7 +130,7 @@ class Words:
         return f"<0x{token_id:02X}>" if token_id < 256 else None
 
 
-def test_odd_tokens_break_nothing_and_are_shown() -> None:
+def test_odd_tokens_break_nothing_and_are_shown():
     odd = [0xE2, 0x82, 0xAC, *range(256, 256 + len(Words.TEXTS)), 999, 0xFF]
     chosen = [*odd, 65]
     tree = Tree(odd, [*range(-1, len(odd) - 1)], [0.5**depth for depth in range(1, len(odd) + 1)])
@@ -152,7 +149,7 @@ def test_odd_tokens_break_nothing_and_are_shown() -> None:
     assert all(probability(token) == 0.5 for token in in_round[:-1])
 
 
-def test_trees_are_listed_from_the_top_and_tokens_after_the_end_are_marked() -> None:
+def test_trees_are_listed_from_the_top_and_tokens_after_the_end_are_marked():
     first = Tree([0xE2, 70, 0x82, 71, 0x82], [-1, -1, 0, 0, 1], [0.5, 0.25, 0.4, 0.1, 0.125])
     second = Tree([73, 0xE2, 72], [-1, -1, 1], [0.25, 0.5, 0.125])
     third = Tree([65, 66, 67], [-1, 0, 1], [0.5, 0.25, 0.125])
@@ -182,7 +179,7 @@ def test_trees_are_listed_from_the_top_and_tokens_after_the_end_are_marked() -> 
     ]  # fmt: skip
 
 
-def test_a_source_without_a_round_has_no_rates() -> None:
+def test_a_source_without_a_round_has_no_rates():
     short = Trace("short", [65], Decoded([66], 0, [0], 0, "stop"), [])
     long = Trace("long", [65], Decoded([66, 67], 1, [0], 0, "stop"), [Round(Tree([70], [-1], [0.25]), [67])])
     found = Page(page(Words(), [short, long], {"head": "h"}))

@@ -23,7 +23,7 @@ def prepare(tmp_path: Path) -> Prepare:
 
 
 @pytest.mark.parametrize("threshold", [0.6, 0.8])
-def test_what_is_kept_is_what_comparing_every_pair_keeps(prepare: Prepare, threshold: float) -> None:
+def test_what_is_kept_is_what_comparing_every_pair_keeps(prepare, threshold):
     texts = texts_with_copies(300, seed=1)
     # One row a band finds every pair that has anything in common: the result is exact, not likely.
     prepare(
@@ -35,7 +35,7 @@ def test_what_is_kept_is_what_comparing_every_pair_keeps(prepare: Prepare, thres
 
 
 @pytest.mark.slow
-def test_the_default_bands_find_nearly_all_pairs_above_the_threshold(prepare: Prepare) -> None:
+def test_the_default_bands_find_nearly_all_pairs_above_the_threshold(prepare):
     texts = texts_with_copies(800, seed=2)
     prepare([chat(text) for text in texts])
     kept, expected = {*texts_of(prepare)}, kept_by_brute_force(texts, 0.8)
@@ -44,9 +44,7 @@ def test_the_default_bands_find_nearly_all_pairs_above_the_threshold(prepare: Pr
 
 
 @pytest.mark.slow
-def test_near_copies_do_not_depend_on_processes_chunks_or_batches(
-    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_near_copies_do_not_depend_on_processes_chunks_or_batches(prepare, monkeypatch):
     rows = [chat(text) for text in texts_with_copies(300, seed=3)]
     settings = {"threshold": 0.6, "bands": 40, "band_rows": 2, "comparisons": 600}
     prepare(rows, duplicates=settings)
@@ -59,9 +57,7 @@ def test_near_copies_do_not_depend_on_processes_chunks_or_batches(
 
 
 @pytest.mark.slow
-def test_long_prompts_of_one_template_are_compared_within_the_memory_limit(
-    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_prompts_of_one_template_are_compared_within_the_memory_limit(prepare, monkeypatch):
     monkeypatch.setattr(selection, "MEMORY", "100MB")
     monkeypatch.setattr(selection, "BATCH", 6_000_000)
     rng = random.Random(4)
@@ -76,7 +72,7 @@ def signed(text: str, **settings: int) -> Signature:
     return signer(Prompt(id="", source="", license=None, messages=users(text)))
 
 
-def test_as_many_bands_of_one_row_agree_as_texts_have_words_in_common() -> None:
+def test_as_many_bands_of_one_row_agree_as_texts_have_words_in_common():
     count = 9000  # of words: several blocks
 
     def bands(first: int, last: int) -> np.ndarray:
@@ -88,7 +84,7 @@ def test_as_many_bands_of_one_row_agree_as_texts_have_words_in_common() -> None:
     assert not (whole == bands(count, 2 * count)).any()
 
 
-def test_prompts_of_one_template_are_compared_with_a_few_whatever_their_number(prepare: Prepare) -> None:
+def test_prompts_of_one_template_are_compared_with_a_few_whatever_their_number(prepare):
     frame = " ".join(VOCABULARY[:60])
     rows = [chat(f"{frame} {' '.join(random.Random(number).choices(VOCABULARY, k=20))}") for number in range(300)]
     settings = {"threshold": 0.99, "bands": 40, "band_rows": 1, "comparisons": 3}
@@ -111,7 +107,7 @@ OTHER = [
 ]  # fmt: skip
 
 
-def test_case_spaces_punctuation_and_composition_do_not_make_another_prompt_and_operators_do() -> None:
+def test_case_spaces_punctuation_and_composition_do_not_make_another_prompt_and_operators_do():
     def are_same(pair: tuple[str, str]) -> bool:
         one, other = map(signed, pair)
         return one.text_hash == other.text_hash
@@ -120,7 +116,7 @@ def test_case_spaces_punctuation_and_composition_do_not_make_another_prompt_and_
     assert [pair for pair in OTHER if are_same(pair)] == []
 
 
-def test_a_shared_system_turn_neither_makes_nor_hides_duplicates(prepare: Prepare) -> None:
+def test_a_shared_system_turn_neither_makes_nor_hides_duplicates(prepare):
     policy = " ".join(VOCABULARY)
     texts = texts_with_copies(120, seed=5)
     settings = {"bands": 30, "band_rows": 1, "comparisons": 600}
@@ -142,7 +138,7 @@ MODES = [
 ]
 
 
-def test_one_question_in_several_modes_is_several_prompts_each_of_them_once(prepare: Prepare, caplog) -> None:
+def test_one_question_in_several_modes_is_several_prompts_each_of_them_once(prepare, caplog):
     rows = MODES
     caplog.set_level("INFO")
 
@@ -159,9 +155,7 @@ def test_one_question_in_several_modes_is_several_prompts_each_of_them_once(prep
     assert f"kept: {same - 1} prompts with the question of another" in caplog.text
 
 
-def test_the_first_in_the_order_of_the_sources_stays_and_reasons_tell_within_from_across(
-    prepare: Prepare, tmp_path: Path
-) -> None:
+def test_the_first_in_the_order_of_the_sources_stays_and_reasons_tell_within_from_across(prepare, tmp_path):
     long = " ".join(VOCABULARY[:40])
     first = write(tmp_path / "first.jsonl", [chat("a", id=0), chat(long, id=1), chat("A!", id=2)])
     second = write(tmp_path / "second.jsonl", [chat("a", id=0), chat(f"{long} more", id=1), chat("b", id=2)])
@@ -174,7 +168,7 @@ def test_the_first_in_the_order_of_the_sources_stays_and_reasons_tell_within_fro
     }
 
 
-def test_prompts_past_a_sources_limit_do_not_make_later_ones_duplicates(prepare: Prepare, tmp_path: Path) -> None:
+def test_prompts_past_a_sources_limit_do_not_make_later_ones_duplicates(prepare, tmp_path):
     first = write(tmp_path / "first.jsonl", [chat("a"), chat("b"), chat("c")])
     second = write(tmp_path / "second.jsonl", [chat("a"), chat("b"), chat("d")])
     limited = [{"path": str(path), "limit": 1} for path in (first, second)]
@@ -183,7 +177,7 @@ def test_prompts_past_a_sources_limit_do_not_make_later_ones_duplicates(prepare:
     assert kept == [("first", "a"), ("second", "b"), ("again", "c")]
 
 
-def test_either_kind_can_be_turned_off_but_ids_stay_unique(prepare: Prepare) -> None:
+def test_either_kind_can_be_turned_off_but_ids_stay_unique(prepare):
     long = " ".join(VOCABULARY[:40])
     rows = [chat("a", id=1), chat("A", id=2), chat(long, id=3), chat(f"{long} more", id=4), chat("A", id=1)]
     rows += [chat("b", id=1), chat("c", id=1)]
@@ -198,7 +192,7 @@ def test_either_kind_can_be_turned_off_but_ids_stay_unique(prepare: Prepare) -> 
         assert len({*ids}) == len(ids) == len(rows) - len(refused)
 
 
-def test_kept_answers_count_as_part_of_the_prompt(prepare: Prepare) -> None:
+def test_kept_answers_count_as_part_of_the_prompt(prepare):
     assert prepare([chat("a", "x"), chat("a", "y")], keep_answers=True)["prompts"] == 2
     assert prepare([chat("a", "x"), chat("a", "y")])["prompts"] == 1
     answer = " ".join(VOCABULARY[100:140])
@@ -217,7 +211,7 @@ SECOND = [
 ]  # fmt: skip
 
 
-def test_what_earlier_runs_have_kept_is_left_out_and_counted_also_when_they_have_changed(tmp_path: Path) -> None:
+def test_what_earlier_runs_have_kept_is_left_out_and_counted_also_when_they_have_changed(tmp_path):
     first, second, third = (Prepare(tmp_path / name) for name in ("first", "second", "third"))
     first(FIRST[:1])
     known = {"known": [str(first.out_dir)]}
@@ -233,7 +227,7 @@ def test_what_earlier_runs_have_kept_is_left_out_and_counted_also_when_they_have
         third(SECOND, duplicates={"known": ["/nowhere"]})
 
 
-def test_what_earlier_runs_have_nearly_is_left_out_with_a_warning_if_it_is_most(tmp_path: Path, caplog) -> None:
+def test_what_earlier_runs_have_nearly_is_left_out_with_a_warning_if_it_is_most(tmp_path, caplog):
     first, second = (Prepare(tmp_path / name, near=True) for name in ("first", "second"))
     texts = texts_with_copies(100, seed=6)
     first([chat(text) for text in texts[:50]])

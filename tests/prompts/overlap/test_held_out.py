@@ -30,7 +30,7 @@ def similar(one: str, other: str) -> bool:
     return len(runs & others) / len(runs | others) >= 0.8
 
 
-def test_a_share_or_a_number_of_the_prompts_is_held_out_and_both_sides_account_for_every_row(prepare: Prepare) -> None:
+def test_a_share_or_a_number_of_the_prompts_is_held_out_and_both_sides_account_for_every_row(prepare):
     texts = [f"{number} {VOCABULARY[number]}" for number in range(100)]
     rows = [*(chat(text) for text in texts), chat(texts[0]), "broken"]
     for held_out, number in ((0.1, 10), (25, 25), (0.001, 1)):
@@ -48,7 +48,7 @@ def test_a_share_or_a_number_of_the_prompts_is_held_out_and_both_sides_account_f
     assert sorted(questions(prepare) + questions(prepare, held_out=True)) == sorted(texts[:20])
 
 
-def test_similar_questions_are_on_one_side_whatever_their_mode_and_their_answers(prepare: Prepare) -> None:
+def test_similar_questions_are_on_one_side_whatever_their_mode_and_their_answers(prepare):
     texts = texts_with_copies(150, seed=7)
     rows = [chat(text, f"answer {number}") for number, text in enumerate(texts)]
     rows += [asked(f"You are person {number}.", LONG) for number in range(9)]
@@ -64,7 +64,7 @@ def test_similar_questions_are_on_one_side_whatever_their_mode_and_their_answers
     assert any(similar(one, other) for one, other in product(sides[1], sides[1]) if one != other)
 
 
-def test_requests_of_one_conversation_are_on_one_side(prepare: Prepare) -> None:
+def test_requests_of_one_conversation_are_on_one_side(prepare):
     rows, rng = [], random.Random(3)
     for session in range(30):
         turns = ["Hello", *(" ".join(rng.choices(VOCABULARY, k=20)) for _ in range(3))]
@@ -78,7 +78,7 @@ def test_requests_of_one_conversation_are_on_one_side(prepare: Prepare) -> None:
     assert sides[0] and sides[1] and not sides[0] & sides[1]
 
 
-def test_the_split_depends_on_texts_and_seed_alone(prepare: Prepare, tmp_path: Path) -> None:
+def test_the_split_depends_on_texts_and_seed_alone(prepare, tmp_path):
     rows = [chat(f"{number} {VOCABULARY[number]}") for number in range(60)]
     prepare(rows, held_out=0.2)
     expected = prepare.outputs(), questions(prepare, held_out=True)
@@ -94,7 +94,7 @@ def test_the_split_depends_on_texts_and_seed_alone(prepare: Prepare, tmp_path: P
     assert sorted(questions(other, held_out=True)) != sorted(expected[1])
 
 
-def test_few_prompts_to_train_on_are_a_warning_and_none_an_error(prepare: Prepare, caplog) -> None:
+def test_few_prompts_to_train_on_are_a_warning_and_none_an_error(prepare, caplog):
     rows = [chat(f"{number} {VOCABULARY[number]}") for number in range(10)]
     prepare(rows, held_out=5)
     assert "prompts.held_out" not in caplog.text
@@ -115,7 +115,7 @@ def test_few_prompts_to_train_on_are_a_warning_and_none_an_error(prepare: Prepar
     assert "prompts.held_out: 3 instead of 5 prompts, because similar ones stay together" in caplog.text
 
 
-def test_the_held_out_prompts_are_a_set_that_other_runs_can_name(prepare: Prepare, tmp_path: Path) -> None:
+def test_the_held_out_prompts_are_a_set_that_other_runs_can_name(prepare, tmp_path):
     rows = [chat(f"{number} {VOCABULARY[number]}") for number in range(20)]
     prepare(rows, held_out=5)
     later = Prepare(tmp_path / "later")

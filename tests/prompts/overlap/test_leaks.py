@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prompt_stage import Prepare, chat, reasons, write
+from prompt_stage import chat, reasons, write
 
 from eagle3.errors import InputError
 from eagle3.prompts.overlap.leaks import Benchmark, LeakCheck
@@ -22,7 +22,7 @@ def named(tmp_path: Path, name: str, *texts: str) -> str:
     return str(write(tmp_path / f"{name}.jsonl", [{"question_id": 0, "turns": list(texts)}]))
 
 
-def test_thirteen_words_in_a_row_are_dropped_and_twelve_pass(prepare: Prepare, tmp_path: Path) -> None:
+def test_thirteen_words_in_a_row_are_dropped_and_twelve_pass(prepare, tmp_path):
     benchmarks = [named(tmp_path, "one", spell(0, 30)), named(tmp_path, "two", spell(100, 130))]
     texts = f"please: {spell(3, 16)} x", f"please: {spell(3, 15)} y", f"{spell(110, 122)} z", f"{spell(110, 123)} z"
     rows = [chat(text) for text in texts]
@@ -32,7 +32,7 @@ def test_thirteen_words_in_a_row_are_dropped_and_twelve_pass(prepare: Prepare, t
     assert "| one | 1 | 0 | 1 |" in (prepare.folder / "report.md").read_text()
 
 
-def test_case_punctuation_and_composition_do_not_hide_a_leak(prepare: Prepare, tmp_path: Path) -> None:
+def test_case_punctuation_and_composition_do_not_hide_a_leak(prepare, tmp_path):
     hidden = ", ".join(spell(0, 13).upper().split())
     accents = "\u00c9cole caf\u00e9 " + spell(40, 51)
     benchmark = {"benchmarks": [named(tmp_path, "one", spell(0, 13), accents)]}
@@ -46,13 +46,13 @@ def test_case_punctuation_and_composition_do_not_hide_a_leak(prepare: Prepare, t
     assert reasons(prepare) == ["leak: one"] * 3
 
 
-def test_a_short_text_leaks_as_a_whole_turn_only(prepare: Prepare, tmp_path: Path) -> None:
+def test_a_short_text_leaks_as_a_whole_turn_only(prepare, tmp_path):
     rows = [chat("Now say WHY."), chat("please now say why"), chat("first", "", "now say why")]
     prepare(rows, decontamination={"benchmarks": [named(tmp_path, "one", "Now, say why?")]})
     assert [reject["line"] for reject in prepare.rejects()] == [1, 3]
 
 
-def test_system_turns_and_kept_answers_can_leak(prepare: Prepare, tmp_path: Path) -> None:
+def test_system_turns_and_kept_answers_can_leak(prepare, tmp_path):
     system = {"role": "system", "content": spell(0, 20)}
     asked = {**chat(), "messages": [system, {"role": "user", "content": "a"}, {"role": "assistant", "content": "x"}]}
     rows = [asked, chat("b", spell(0, 20)), chat("c", "x")]
@@ -60,7 +60,7 @@ def test_system_turns_and_kept_answers_can_leak(prepare: Prepare, tmp_path: Path
     assert reasons(prepare) == ["leak: one", "leak: one"]
 
 
-def test_every_file_shape_of_a_source_can_be_a_benchmark(prepare: Prepare, tmp_path: Path) -> None:
+def test_every_file_shape_of_a_source_can_be_a_benchmark(prepare, tmp_path):
     folder = tmp_path / "suite"
     folder.mkdir()
     write(folder / "test.jsonl", [chat(spell(0, 20))])
@@ -74,7 +74,7 @@ def test_every_file_shape_of_a_source_can_be_a_benchmark(prepare: Prepare, tmp_p
     assert reasons(prepare) == ["leak: other"]
 
 
-def test_rows_of_a_benchmark_that_cannot_be_read_are_counted_and_said(prepare: Prepare, tmp_path: Path, caplog) -> None:
+def test_rows_of_a_benchmark_that_cannot_be_read_are_counted_and_said(prepare, tmp_path, caplog):
     unread = [{"messages": [{"role": "narrator", "content": "b"}]}, "{"]
     path = write(tmp_path / "one.jsonl", [{"prompt": "a"}, "", *unread])  # a blank line is no row
     ledger = prepare([chat("c")], decontamination={"benchmarks": [str(path)]})
@@ -83,7 +83,7 @@ def test_rows_of_a_benchmark_that_cannot_be_read_are_counted_and_said(prepare: P
     assert "**2 rows of one could not be read**" in (prepare.folder / "report.md").read_text()
 
 
-def test_a_text_of_one_word_leaks_and_one_without_words_never() -> None:
+def test_a_text_of_one_word_leaks_and_one_without_words_never():
     check = LeakCheck([Benchmark("one", [], ["Why?", "???", "a b c"], 0)], dropped_words=3)
 
     def reason(text: str) -> str | None:
@@ -96,7 +96,7 @@ def test_a_text_of_one_word_leaks_and_one_without_words_never() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 5])
-def test_the_check_agrees_with_comparing_every_run_of_words(n: int) -> None:
+def test_the_check_agrees_with_comparing_every_run_of_words(n):
     rng = random.Random(n)
     letters = "abcdefgh"[: 16 // n]
     texts = [" ".join(rng.choices(letters, k=rng.randint(n, 12))) for _ in range(12)]
@@ -123,15 +123,13 @@ def test_the_check_agrees_with_comparing_every_run_of_words(n: int) -> None:
         (["EMPTY"], r"prompts\.decontamination\.benchmarks\[0\]\.path=.*empty\.jsonl has no prompt"),
     ],
 )
-def test_a_wrong_setting_is_named(prepare: Prepare, tmp_path: Path, entries: list[str], message: str) -> None:
+def test_a_wrong_setting_is_named(prepare, tmp_path, entries, message):
     files = {"ONE": named(tmp_path, "one", spell(0, 20)), "EMPTY": str(write(tmp_path / "empty.jsonl", ["x"]))}
     with pytest.raises(InputError, match=message):
         prepare([chat("a")], decontamination={"benchmarks": [files.get(entry, entry) for entry in entries]})
 
 
-def test_benchmarks_are_read_from_their_published_columns_with_their_answers(
-    prepare: Prepare, tmp_path: Path, caplog
-) -> None:
+def test_benchmarks_are_read_from_their_published_columns_with_their_answers(prepare, tmp_path, caplog):
     """The columns of GSM8K, HumanEval and MMLU on the Hub."""
     folder = tmp_path / "benchmarks"
     (folder / "mmlu" / "data").mkdir(parents=True)

@@ -101,8 +101,8 @@ CLAUSES = {
 
 @pytest.mark.parametrize("language", CLAUSES)
 def test_a_shared_lead_in_is_no_leak_and_a_question_of_a_benchmark_is_one_copied_or_inside_of_a_prompt(
-    language: str,
-) -> None:
+    language,
+):
     lead_in, question, others = CLAUSES[language]
     check = LeakCheck([Benchmark("one", [], [f"{lead_in}: {question}", question], 0)], dropped_words=13)
     leaks = [question, f"{others[0]}. {question} {others[1]}", f"{lead_in}\n\n{question}"]
@@ -117,7 +117,7 @@ def test_a_shared_lead_in_is_no_leak_and_a_question_of_a_benchmark_is_one_copied
 
 
 @pytest.mark.parametrize("language", CLAUSES)
-def test_a_clause_has_as_many_words_as_in_english(language: str) -> None:
+def test_a_clause_has_as_many_words_as_in_english(language):
     def count(language: str) -> float:
         lead_in, question, others = CLAUSES[language]
         return Units(words(" ".join((lead_in, question, *others)))).before[-1] / WORD

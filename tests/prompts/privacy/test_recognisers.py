@@ -303,7 +303,7 @@ SSN = words("ssn")
         (f"my ssn and order number {NUMBER}", False),
     ],
 )
-def test_a_word_names_a_number_only_from_so_far(text: str, near: bool) -> None:
+def test_a_word_names_a_number_only_from_so_far(text, near):
     start = text.index(NUMBER)
     assert (has_context(text, Span(start, start + len(NUMBER)), SSN)) is near
 

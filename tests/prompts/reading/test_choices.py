@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from prompt_stage import Prepare, messages_of, users
+from prompt_stage import messages_of, users
 
 from eagle3.prompts import Refused
 
@@ -39,7 +39,7 @@ LISTED = "Which?\n\nA. rain\nB. snow\nC. hail"
         ({"context": "Look up.", "choices": ["rain", "snow"]}, "Which?\n\nLook up.\n\nA. rain\nB. snow"),
     ],
 )  # fmt: skip
-def test_options_follow_their_question(row: dict, text: str) -> None:
+def test_options_follow_their_question(row, text):
     assert messages_of({"question": "Which?", **row}, keep_answers=False) == users(text)
     [turn] = messages_of({"messages": users("What?"), **row}, keep_answers=False)
     assert turn["content"] == "What?\n\n" + text.rpartition("\n\n")[2]
@@ -56,12 +56,12 @@ def test_options_follow_their_question(row: dict, text: str) -> None:
         {"turns": ["- rain\n- snow", "b"], "choices": ["rain", "snow"]},
     ],
 )
-def test_options_that_the_question_holds_and_choices_of_a_completion_are_not_added(row: dict) -> None:
+def test_options_that_the_question_holds_and_choices_of_a_completion_are_not_added(row):
     asked = row.get("messages") or users(*(row.get("turns") or [row.get("prompt")]))
     assert messages_of(row, keep_answers=False) == asked
 
 
-def test_options_without_a_place_are_refused() -> None:
+def test_options_without_a_place_are_refused():
     for row, reason in (
         ({"turns": ["a", "b"], "choices": ["rain", "snow"]}, "conversation with choices"),
         ({"question": "a", "distractor1": "rain"}, "row with distractor1 and no correct answer"),
@@ -73,7 +73,7 @@ def test_options_without_a_place_are_refused() -> None:
             messages_of(row, keep_answers=False)
 
 
-def test_added_options_are_counted(prepare: Prepare) -> None:
+def test_added_options_are_counted(prepare):
     ledger = prepare(
         [{"question": "Which?", "choices": ["rain", "snow"], "license": "MIT"}, {"prompt": "b", "license": "MIT"}]
     )

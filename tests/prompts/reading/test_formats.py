@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from object_stores import running_store
-from prompt_stage import Prepare, chat, read_file, some_rows, texts, users, write
+from prompt_stage import chat, read_file, some_rows, texts, users, write
 
 from eagle3.errors import InputError
 from eagle3.prompts import Prompt, Refused, source_at
@@ -27,7 +27,7 @@ from eagle3.prompts.reading.shapes import shape_of
 
 @pytest.mark.parametrize("size", [1, 7, 50, 1000, 1 << 20])
 @pytest.mark.parametrize("end", ["\n", ""])
-def test_every_line_is_in_exactly_one_chunk(tmp_path: Path, size: int, end: str) -> None:
+def test_every_line_is_in_exactly_one_chunk(tmp_path, size, end):
     lines = [json.dumps({"prompt": "ü" * length}, ensure_ascii=False) for length in (0, 30, 1, 200, 2)]
     path = tmp_path / "a.jsonl"
     path.write_bytes(("\n\n".join(lines) + end).encode())
@@ -44,7 +44,7 @@ def test_every_line_is_in_exactly_one_chunk(tmp_path: Path, size: int, end: str)
     assert [line for line, value in found if value is not BLANK] == [1, 3, 5, 7, 9]
 
 
-def test_an_empty_file_and_one_without_any_row_are_read(prepare: Prepare, tmp_path: Path) -> None:
+def test_an_empty_file_and_one_without_any_row_are_read(prepare, tmp_path):
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "blank.jsonl").write_text("\n \n")
     full = write(tmp_path / "full.jsonl", [chat("a")])
@@ -52,7 +52,7 @@ def test_an_empty_file_and_one_without_any_row_are_read(prepare: Prepare, tmp_pa
     assert [source["rows"] for source in ledger["sources"].values()] == [0, 0, 1]
 
 
-def test_maps_and_texts_as_bytes_in_parquet_are_read(tmp_path: Path) -> None:
+def test_maps_and_texts_as_bytes_in_parquet_are_read(tmp_path):
     schema = pa.schema([("messages", pa.list_(pa.map_(pa.string(), pa.string()))), ("system", pa.binary())])
     turn = [("role", "user"), ("content", "a")]
     rows = [{"messages": [turn], "system": b"s"}, {"messages": [turn], "system": b"\xff"}, {"messages": [turn]}]
@@ -63,7 +63,7 @@ def test_maps_and_texts_as_bytes_in_parquet_are_read(tmp_path: Path) -> None:
     assert isinstance(other, Prompt) and other.messages == users("a")
 
 
-def test_row_groups_are_cut_without_losing_a_row(prepare: Prepare, tmp_path: Path) -> None:
+def test_row_groups_are_cut_without_losing_a_row(prepare, tmp_path):
     table = pa.Table.from_pylist([chat(f"q {number}", id=str(number)) for number in range(50)])
     pq.write_table(table, tmp_path / "same.parquet", row_group_size=7)
     assert len(cut(str(tmp_path / "same.parquet"), 1)) == 8
@@ -86,7 +86,7 @@ PACK = {"gz": gzip.compress, "zst": zstd}
 
 
 @pytest.mark.parametrize("ending", PACK)
-def test_packed_files_are_read_like_plain_ones(prepare: Prepare, tmp_path: Path, ending: str) -> None:
+def test_packed_files_are_read_like_plain_ones(prepare, tmp_path, ending):
     expected = prepare(some_rows(20), name="same")
     (tmp_path / f"chats.jsonl.{ending}").write_bytes(PACK[ending]((tmp_path / "chats.jsonl").read_bytes()))
     found = prepare(path=str(tmp_path / f"chats.jsonl.{ending}"), name="same", chunk_mb=0.0001)  # but in one chunk
@@ -98,7 +98,7 @@ def asked(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("start", ["[", "\n [", "\ufeff[", "\ufeff\r\n["])
-def test_a_json_array_is_read_plain_or_packed_whatever_its_first_bytes(tmp_path: Path, start: str) -> None:
+def test_a_json_array_is_read_plain_or_packed_whatever_its_first_bytes(tmp_path, start):
     array = (start + json.dumps([chat("a"), chat("b")], indent=1)[1:]).encode()
     for name, content in {"a.json": array, "a.json.gz": gzip.compress(array), "a.JSON.zst": zstd(array)}.items():
         (tmp_path / name).write_bytes(content)
@@ -128,9 +128,7 @@ EMPTY_ROW = {"license": "MIT", "messages": []}
 
 
 @pytest.mark.parametrize("key", ["data", "conversations"])
-def test_an_empty_row_at_the_beginning_of_an_array_hides_none_of_the_others(
-    prepare: Prepare, tmp_path: Path, key: str
-) -> None:
+def test_an_empty_row_at_the_beginning_of_an_array_hides_none_of_the_others(prepare, tmp_path, key):
     path = tmp_path / "a.json"
     path.write_text(json.dumps({key: [EMPTY_ROW, chat("a"), chat("b")], "count": 3}))
     assert prepare(path=str(path))["rows"] == 3 and texts(prepare) == ["a", "b"]
@@ -139,7 +137,7 @@ def test_an_empty_row_at_the_beginning_of_an_array_hides_none_of_the_others(
         prepare(path=str(path))
 
 
-def test_an_empty_row_hides_none_of_the_others_in_an_object_of_rows_by_their_ids(tmp_path: Path) -> None:
+def test_an_empty_row_hides_none_of_the_others_in_an_object_of_rows_by_their_ids(tmp_path):
     rows = {"one": chat("a"), "none": EMPTY_ROW, "two": chat("b")}
     (tmp_path / "a.json").write_text(json.dumps(rows))
     assert asked(tmp_path / "a.json") == ["a", "b"] and len(read_file(tmp_path / "a.json")) == 3
@@ -156,7 +154,7 @@ def test_an_empty_row_hides_none_of_the_others_in_an_object_of_rows_by_their_ids
         ({"conversations": [{"session_id": "1", "turns": users("a")}, {"session_id": "2", "turns": []}]}, None),
     ],
 )
-def test_an_object_with_the_turns_of_one_talk_is_one_row(tmp_path: Path, content: dict, reason: str | None) -> None:
+def test_an_object_with_the_turns_of_one_talk_is_one_row(tmp_path, content, reason):
     (tmp_path / "a.jsonl").write_text(json.dumps(content))
     first = read_file(tmp_path / "a.jsonl")[0]
     if reason is None:  # its array is of rows
@@ -176,7 +174,7 @@ def test_an_object_with_the_turns_of_one_talk_is_one_row(tmp_path: Path, content
         {"messages": {"0": users("a"), "1": users("b")}, "id": {"0": 1, "1": 2}},
     ],
 )
-def test_a_table_that_is_stored_by_columns_is_no_conversation(prepare: Prepare, tmp_path: Path, table: dict) -> None:
+def test_a_table_that_is_stored_by_columns_is_no_conversation(prepare, tmp_path, table):
     (tmp_path / "a.json").write_text(json.dumps(table, indent=1))
     with pytest.raises(
         InputError, match=r"is stored by columns \((question, answer|prompt|messages, ).*\), not by rows; write"
@@ -184,7 +182,7 @@ def test_a_table_that_is_stored_by_columns_is_no_conversation(prepare: Prepare, 
         prepare(path=str(tmp_path / "a.json"), license="MIT")
 
 
-def test_an_array_with_turns_of_several_conversations_is_not_read_as_one(prepare: Prepare, tmp_path: Path) -> None:
+def test_an_array_with_turns_of_several_conversations_is_not_read_as_one(prepare, tmp_path):
     turns = [turn | {"session_id": text} for text in "aab" for turn in chat(text, "x")["messages"]]
     path = tmp_path / "a.json"
     path.write_text(json.dumps(turns))
@@ -195,14 +193,14 @@ def test_an_array_with_turns_of_several_conversations_is_not_read_as_one(prepare
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_json_is_read_by_what_it_is_whatever_the_ending(tmp_path: Path, layout: str) -> None:
+def test_json_is_read_by_what_it_is_whatever_the_ending(tmp_path, layout):
     content = LAYOUTS[layout].encode()
     for name, written in {"a.jsonl": content, "a.json": content, "a.jsonl.gz": gzip.compress(content)}.items():
         (tmp_path / name).write_bytes(written)
         assert asked(tmp_path / name) == ["a", "b", "c"], name
 
 
-def test_a_file_may_hold_one_conversation(tmp_path: Path) -> None:
+def test_a_file_may_hold_one_conversation(tmp_path):
     for content in (json.dumps(TURNS), json.dumps(chat("a", "x"), indent=1), json.dumps(chat("a", "x"))):
         (tmp_path / "a.json").write_text(content)
         assert asked(tmp_path / "a.json") == ["a"]
@@ -221,13 +219,13 @@ def test_a_file_may_hold_one_conversation(tmp_path: Path) -> None:
         ({"conversation": [{"prompt": "b", "response": "c"}, {"prompt": "d"}]}, "turn without a role"),
     ],
 )
-def test_a_list_in_the_one_row_of_a_file_is_not_taken_for_rows(tmp_path: Path, row: dict, expected: object) -> None:
+def test_a_list_in_the_one_row_of_a_file_is_not_taken_for_rows(tmp_path, row, expected):
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
     [found] = read_file(tmp_path / "a.jsonl")
     assert (found.messages[-1:] if isinstance(found, Prompt) else found.reason) == expected
 
 
-def test_a_key_that_is_given_twice_is_counted(tmp_path: Path) -> None:
+def test_a_key_that_is_given_twice_is_counted(tmp_path):
     for name in ("a.jsonl", "b.json"):
         row = '{"prompt": "x", "prompt": "a", "license": "MIT", "license": "MIT"}'
         turns = '{"messages": [{"role": "user", "content": "y", "content": "b"}]}'
@@ -239,7 +237,7 @@ def test_a_key_that_is_given_twice_is_counted(tmp_path: Path) -> None:
         assert second.notes == (("key of turns not read", "content, given twice"),)
 
 
-def test_what_an_object_says_next_to_its_array_holds_for_each_row(tmp_path: Path) -> None:
+def test_what_an_object_says_next_to_its_array_holds_for_each_row(tmp_path):
     wrapped = {"license": "GPL-3.0-only", "data": [{"prompt": "a"}, {"prompt": "b", "license": "MIT"}]}
     (tmp_path / "a.json").write_text(json.dumps(wrapped))
     assert [row.license for row in read_file(tmp_path / "a.json")] == ["GPL-3.0-only", "MIT"]
@@ -279,14 +277,14 @@ def test_what_an_object_says_next_to_its_array_holds_for_each_row(tmp_path: Path
         ('{"prompt": "a"}\n{"prompt": "für"}\n'.encode("latin-1"), r"not UTF-8: its byte 29 is 0xfc"),
     ],
 )
-def test_a_file_that_cannot_be_read_says_where_and_what_to_do(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_file_that_cannot_be_read_says_where_and_what_to_do(tmp_path, content, message):
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(InputError, match=rf"a\.jsonl.*{message}"):
         read_file(tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize("ending", PACK)
-def test_a_damaged_packed_file_is_named(tmp_path: Path, ending: str) -> None:
+def test_a_damaged_packed_file_is_named(tmp_path, ending):
     plain = "".join(json.dumps(chat(os.urandom(50).hex())) for _ in range(100)).encode()
     path = tmp_path / f"chats.jsonl.{ending}"
     packed = PACK[ending](plain)
@@ -309,8 +307,8 @@ def bucket() -> Iterator[str]:
 
 
 def test_a_date_that_python_does_not_know_is_named_in_a_column_that_is_read_and_costs_nothing_elsewhere(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     for column, message in (("id", r"a\.parquet is damaged, .* cannot be read \(OverflowError\)"), ("time", None)):
         date = pa.array([10**18], pa.timestamp("us"))
         pq.write_table(pa.table({"prompt": ["a"], column: date}), tmp_path / "a.parquet")
@@ -318,9 +316,7 @@ def test_a_date_that_python_does_not_know_is_named_in_a_column_that_is_read_and_
             assert asked(tmp_path / "a.parquet") == ["a"]
 
 
-def test_files_and_dataset_folders_in_a_store_are_read_like_local_ones(
-    prepare: Prepare, tmp_path: Path, bucket: str
-) -> None:
+def test_files_and_dataset_folders_in_a_store_are_read_like_local_ones(prepare, tmp_path, bucket):
     import datasets
 
     rows = [chat(f"q {number}", id=str(number)) for number in range(40)]
@@ -354,14 +350,12 @@ def test_files_and_dataset_folders_in_a_store_are_read_like_local_ones(
         ("nope://x", "cannot be opened"),
     ],
 )
-def test_what_is_not_in_the_store_and_a_store_without_its_package_are_named(
-    bucket: str, path: str, message: str
-) -> None:
+def test_what_is_not_in_the_store_and_a_store_without_its_package_are_named(bucket, path, message):
     with pytest.raises(InputError, match=rf"prompts\.path={path} {message}"):
         source_at("prompts", path)
 
 
-def test_a_file_on_a_web_server_that_sends_whole_files_only_is_read(tmp_path: Path) -> None:
+def test_a_file_on_a_web_server_that_sends_whole_files_only_is_read(tmp_path):
     class Handler(SimpleHTTPRequestHandler):
         def end_headers(self) -> None:
             self.send_header("Accept-Ranges", "none")

@@ -23,7 +23,7 @@ TEMPLATES = sorted((ASSETS / "templates").glob("*.jinja"))
 RAIN = [*users("Why is rain wet?"), {"role": "assistant", "content": "It is water."}, *users("Why?")]
 
 
-def test_what_a_template_renders_is_recognised() -> None:
+def test_what_a_template_renders_is_recognised():
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny")
     for template, turns in product(TEMPLATES, (RAIN[:1], RAIN[:2], RAIN)):
         tokens = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -35,7 +35,7 @@ def test_what_a_template_renders_is_recognised() -> None:
 
 
 @pytest.mark.parametrize("column", ["prompt", "input", "query", "text", "messages"])
-def test_a_rendered_conversation_is_refused_whatever_its_column(column: str) -> None:
+def test_a_rendered_conversation_is_refused_whatever_its_column(column):
     for text in [
         "<|user|>\nWhy?</s>\n<|assistant|>\nSo.</s>",
         "<|system|>\nBe brief.<|end|>\n<|user|>\nWhy?<|end|>\n<|assistant|>\n",
@@ -81,7 +81,7 @@ def test_a_rendered_conversation_is_refused_whatever_its_column(column: str) -> 
             messages_of({column: users(text) if column == "messages" else text}, keep_answers=False)
 
 
-def test_a_question_about_markers_stays_a_prompt() -> None:
+def test_a_question_about_markers_stays_a_prompt():
     for text in [
         "What does <|im_start|> do in ChatML?",
         "Is `<|im_start|>user\nhi<|im_end|>` right?",
@@ -100,7 +100,7 @@ def test_a_question_about_markers_stays_a_prompt() -> None:
         assert messages_of({"prompt": text}, keep_answers=False) == users(text)
 
 
-def test_an_answer_may_hold_markers() -> None:
+def test_an_answer_may_hold_markers():
     row = chat("Show me ChatML.", "<|im_start|>user\nHi<|im_end|>")
     assert messages_of(row, keep_answers=True) == row["messages"]
 
@@ -116,7 +116,7 @@ def test_an_answer_may_hold_markers() -> None:
         ("Just <b>bold</b>.", (None, None)),
     ],
 )
-def test_marks_of_the_target_itself_are_refused_by_a_name_of_their_own(text: str, verdict: tuple) -> None:
+def test_marks_of_the_target_itself_are_refused_by_a_name_of_their_own(text, verdict):
     check = TargetMarkersCheck(TargetMarkers("@@say@@", frozenset(("<|im_end|>", "<reserved>", "]~b]"))))
     found = check(Prompt(id="1", source="s", license="MIT", messages=users(text)))
     assert (found.reason, found.name) == verdict
@@ -124,7 +124,7 @@ def test_marks_of_the_target_itself_are_refused_by_a_name_of_their_own(text: str
     assert check(Prompt(id="1", source="s", license="MIT", messages=answered)).reason is None
 
 
-def test_texts_are_searched_for_each_marker_in_any_case() -> None:
+def test_texts_are_searched_for_each_marker_in_any_case():
     for opened, ended in (("gPt4 correct user: a", "GPT4 Correct Assistant: b"), ("### human: a", "### assistant: b"),
                           ("]~b]user a", "[e~[")):  # fmt: skip
         assert is_rendered(f"{opened}\n{ended}", is_document=False)

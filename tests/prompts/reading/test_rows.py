@@ -1,11 +1,11 @@
 """What a row brings along with its conversation: the variables that its chat template is given."""
 
-from prompt_stage import Prepare, chat, reasons
+from prompt_stage import chat, reasons
 
 OTHERS = "chat_template_kwargs other than texts, numbers, true and false by name"
 
 
-def test_the_variables_of_a_template_stay_with_their_row(prepare: Prepare) -> None:
+def test_the_variables_of_a_template_stay_with_their_row(prepare):
     cases: list[tuple[dict, dict | None]] = [
         ({"chat_template_kwargs": {"enable_thinking": False, "budget": 3, "unset": None}},
          {"enable_thinking": False, "budget": 3}),
@@ -21,7 +21,7 @@ def test_the_variables_of_a_template_stay_with_their_row(prepare: Prepare) -> No
     assert [prompt.get("chat_template_kwargs") for prompt in prepare.prompts()] == [kept for _, kept in cases]
 
 
-def test_what_cannot_be_a_variable_of_a_template_is_refused(prepare: Prepare) -> None:
+def test_what_cannot_be_a_variable_of_a_template_is_refused(prepare):
     cases: list[tuple[object, str]] = [
         ({"documents_of": [1]}, OTHERS),
         ({"a-b": 1}, OTHERS),
@@ -34,7 +34,7 @@ def test_what_cannot_be_a_variable_of_a_template_is_refused(prepare: Prepare) ->
     assert reasons(prepare) == [reason for _, reason in cases]
 
 
-def test_the_variables_count_in_an_id_that_is_made_from_the_content(prepare: Prepare) -> None:
+def test_the_variables_count_in_an_id_that_is_made_from_the_content(prepare):
     modes = [{}, {"enable_thinking": True}, {"enable_thinking": False}]
     prepare([chat("a", chat_template_kwargs=mode) for mode in modes], duplicates={"exact": False, "near": False})
     assert len({prompt["id"] for prompt in prepare.prompts()}) == 3

@@ -1,12 +1,11 @@
 """Rows in the shapes that people have: which columns make the prompt, whose turns they are, what is refused."""
 
 import json
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prompt_stage import Prepare, chat, messages_of, read_file, reasons, texts, users, write
+from prompt_stage import chat, messages_of, read_file, reasons, texts, users, write
 
 from eagle3.prompts import Prompt, Refused
 from eagle3.prompts.reading.shapes import shape_of
@@ -108,7 +107,7 @@ TURNS_AS_TEXT = "user turn with turns or their parts as JSON text: write them as
             {"prompt": "None", "question": "b", "input": float("nan"), "context": "nan", "answer": "None"},
     }.items(),
 )  # fmt: skip
-def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tuple[str, ...], row: dict) -> None:
+def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns, row):
     def read(*, keep_answers: bool) -> list[str]:
         return [f"{turn['role']}: {turn['content']}" for turn in messages_of(row, keep_answers=keep_answers)]
 
@@ -194,7 +193,7 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns: tup
         ({"messages": [{"type": "function_call", "name": "f", "arguments": "{}"}, *users("a")]}, "tool turn"),
     ],
 )  # fmt: skip
-def test_what_would_make_another_prompt_is_refused_with_a_reason(row: dict, reason: str) -> None:
+def test_what_would_make_another_prompt_is_refused_with_a_reason(row, reason):
     with pytest.raises(Refused) as refused:
         messages_of(row, keep_answers=False)
     assert refused.value.reason == reason
@@ -216,7 +215,7 @@ def test_what_would_make_another_prompt_is_refused_with_a_reason(row: dict, reas
         ({"attributes.input.value": json.dumps({"messages": users("a")})}, "attributes.input.value.messages"),
     ],
 )
-def test_turns_in_another_column_are_refused_by_its_name_which_can_be_given(row: dict, place: str) -> None:
+def test_turns_in_another_column_are_refused_by_its_name_which_can_be_given(row, place):
     with pytest.raises(Refused, match="turns in another column") as refused:
         messages_of(row, keep_answers=False)
     assert refused.value.name == place
@@ -239,7 +238,7 @@ def test_turns_in_another_column_are_refused_by_its_name_which_can_be_given(row:
         {"messages": [{**users("What?")[0], "screenshot": "7.png"}]},
     ],
 )
-def test_a_question_about_a_file_of_image_or_sound_is_refused_whatever_names_it(row: dict) -> None:
+def test_a_question_about_a_file_of_image_or_sound_is_refused_whatever_names_it(row):
     with pytest.raises(Refused, match="image, sound or video"):
         messages_of({"question": "What is this?", **row}, keep_answers=False)
     kept = messages_of({"question": "What?", **row}, keep_answers=False, shape=shape_of({"attachments": []}, None))
@@ -256,11 +255,11 @@ def test_a_question_about_a_file_of_image_or_sound_is_refused_whatever_names_it(
         {"question": "Is <image> a tag of HTML?"},
     ],
 )
-def test_what_only_speaks_of_images_stays_a_prompt(row: dict) -> None:
+def test_what_only_speaks_of_images_stays_a_prompt(row):
     assert messages_of({"question": "Why?", **row}, keep_answers=False) == users(row.get("question", "Why?"))
 
 
-def test_what_stands_next_to_the_known_names_is_counted(prepare: Prepare) -> None:
+def test_what_stands_next_to_the_known_names_is_counted(prepare):
     rows = [
         {"messages": [{**users("a")[0], "name": "Ann"}], "mood": "calm", "metadata": {"mood": "x", "source": "s"}},
         {"messages": users("b"), "prompt": "b", "score": 3, "history": [], "license": "MIT"},
@@ -301,13 +300,13 @@ def test_what_stands_next_to_the_known_names_is_counted(prepare: Prepare) -> Non
         ({"prompt": "a", "session_id": None}, None),
     ],
 )  # fmt: skip
-def test_what_may_be_read_in_two_ways_is_counted(tmp_path: Path, row: dict, note: tuple | None) -> None:
+def test_what_may_be_read_in_two_ways_is_counted(tmp_path, row, note):
     [found] = read_file(write(tmp_path / "a.jsonl", [row]))
     assert isinstance(found, Prompt)
     assert found.notes == (() if note is None else (note,))
 
 
-def test_what_stands_next_to_turns_inside_an_object_is_read_or_counted(prepare: Prepare) -> None:
+def test_what_stands_next_to_turns_inside_an_object_is_read_or_counted(prepare):
     body = {"messages": users("a"), "system": "x", "tools": [], "seed": 1}
     others = {"messages": users("b"), "tools": [{"name": "f"}]}
     rows = [{"request": {"body": json.dumps(each), "url": "u"}, "license": "MIT"} for each in (body, others)]
@@ -324,7 +323,7 @@ def test_what_stands_next_to_turns_inside_an_object_is_read_or_counted(prepare: 
     assert ledger["sources"]["chats"]["found"]["reading"] == found
 
 
-def test_columns_of_a_table_are_counted_and_searched_for_files_like_those_of_json(prepare: Prepare) -> None:
+def test_columns_of_a_table_are_counted_and_searched_for_files_like_those_of_json(prepare):
     rows = [
         {"prompt": "a", "score": 1, "scan": None},
         {"prompt": "b", "score": 2, "scan": {"bytes": b"f", "path": "b.png"}},
@@ -335,7 +334,7 @@ def test_columns_of_a_table_are_counted_and_searched_for_files_like_those_of_jso
     assert source["named"] == {"row with a file of image, sound or video": {"scan": 1}}
 
 
-def test_a_column_of_a_table_without_a_value_or_with_numbers_is_no_file(tmp_path: Path) -> None:
+def test_a_column_of_a_table_without_a_value_or_with_numbers_is_no_file(tmp_path):
     columns = {"image_path": pa.nulls(2), "video_seconds": [1.5, 2.5], "image_id": [None, 7]}
     pq.write_table(pa.table({"prompt": ["a", "b"], **columns}), tmp_path / "a.parquet")
     first, second = read_file(tmp_path / "a.parquet")
@@ -343,7 +342,7 @@ def test_a_column_of_a_table_without_a_value_or_with_numbers_is_no_file(tmp_path
     assert isinstance(second, Refused) and second.name == "image_id"
 
 
-def test_named_columns_and_roles_take_the_place_of_the_usual_ones() -> None:
+def test_named_columns_and_roles_take_the_place_of_the_usual_ones():
     row = {"Frage": "a", "prompt": "not this", "meta": {"rolle": "Be brief."}, "tools": [1]}
     shape = shape_of({"prompt": "frage", "system": ["meta.rolle"], "attachments": []}, None)
     assert messages_of(row, keep_answers=False, shape=shape) == [SYSTEM, *users("a")]
@@ -357,7 +356,7 @@ def test_named_columns_and_roles_take_the_place_of_the_usual_ones() -> None:
     assert messages_of({"Frage": ["a", "b"]}, keep_answers=False, shape=shape) == users("a", "b")
 
 
-def test_each_source_has_columns_of_its_own_and_a_table_is_read_by_them(prepare: Prepare) -> None:
+def test_each_source_has_columns_of_its_own_and_a_table_is_read_by_them(prepare):
     table = pa.Table.from_pylist([{"Frage": "a", "Lizenz": "MIT", "Metadata": {"source": "forum"}}])
     pq.write_table(table, prepare.root / "a.parquet")
     fields = {"prompt": "Frage", "license": ["Lizenz"]}
@@ -366,7 +365,7 @@ def test_each_source_has_columns_of_its_own_and_a_table_is_read_by_them(prepare:
     assert texts(prepare) == ["a", "b"] and [found["source"] for found in prepare.prompts()] == ["forum", "b"]
 
 
-def test_licences_and_origins_are_read_under_the_names_that_people_give_them(prepare: Prepare) -> None:
+def test_licences_and_origins_are_read_under_the_names_that_people_give_them(prepare):
     cases: list[tuple[dict, str]] = [
         ({"LICENSE": "MIT"}, ""),
         ({"licenses": ["MIT", "Apache-2.0"]}, ""),

@@ -1,7 +1,6 @@
 """Rows with calls of tools and their results: the results stay with the prompt, and the calls to compare with."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,7 +84,7 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-def test_a_usual_layout_of_calls_and_results_is_read() -> None:
+def test_a_usual_layout_of_calls_and_results_is_read():
     for name, layout in LAYOUTS.items():
         messages, notes = read(layout)
         named = {"name": "look_up"} if name == "OpenAI's first" else {}
@@ -113,7 +112,7 @@ PARALLEL = {
 }  # fmt: skip
 
 
-def test_several_calls_at_a_time_each_have_their_result() -> None:
+def test_several_calls_at_a_time_each_have_their_result():
     for name, layout in PARALLEL.items():
         messages, _ = read(layout)
         assert messages[:2] == [*users("a"), calls({"n": 1}, {"n": 2})], name
@@ -121,7 +120,7 @@ def test_several_calls_at_a_time_each_have_their_result() -> None:
         assert results == {"call00000": "1", "call00001": "2"}, name
 
 
-def test_answers_and_what_follows_the_last_result_or_question_are_left_out() -> None:
+def test_answers_and_what_follows_the_last_result_or_question_are_left_out():
     turns = [
         *users("a"), assistant("", tool_calls=[call()]), result("7", tool_call_id="a"), assistant("Seven."),
         *users("b"), assistant("", tool_calls=[call("b")]),
@@ -149,22 +148,22 @@ LEFT = [*users("a"), calls(ARGUMENTS), result("7", tool_call_id="call00000"), *u
         ([assistant("", tool_calls=[call()]), result("7"), result("8")], OTHER_RESULT),
     ],
 )
-def test_from_a_call_on_that_cannot_be_used_turns_are_left_out_and_noted(turns: list[dict], why: str) -> None:
+def test_from_a_call_on_that_cannot_be_used_turns_are_left_out_and_noted(turns, why):
     assert read(row(*BEFORE, *turns)) == (LEFT, [f"{LEFT_OUT}: {why}", KEPT])
 
 
-def test_without_tools_a_conversation_ends_before_its_first_call() -> None:
+def test_without_tools_a_conversation_ends_before_its_first_call():
     for name, each in LAYOUTS.items():
         assert read({**each, "tools": None}) == (users("a"), [f"{LEFT_OUT}: {NO_TOOLS}"]), name
 
 
-def test_a_conversation_that_begins_with_a_call_or_a_result_is_refused() -> None:
+def test_a_conversation_that_begins_with_a_call_or_a_result_is_refused():
     for first in ([assistant("", tool_calls=[call()]), result("7")], [result("7")]):
         with pytest.raises(Refused, match=r"conversation that begins with an answer|no user turn"):
             read(row(*first, *users("a")))
 
 
-def test_tool_turns_are_refused_unless_tools_are_kept_and_the_report_counts_both(prepare: Prepare) -> None:
+def test_tool_turns_are_refused_unless_tools_are_kept_and_the_report_counts_both(prepare):
     rows = [{**LAYOUTS["OpenAI"], "tools": None}, chat("Hello!")]
     prepare(rows)
     assert reasons(prepare) == ["tool turn"]
@@ -175,7 +174,7 @@ def test_tool_turns_are_refused_unless_tools_are_kept_and_the_report_counts_both
     assert f"| {KEPT} | 1 |" in report and f"| {LEFT_OUT}: {NO_TOOLS} | 1 |" in report
 
 
-def test_prompts_with_tool_turns_are_read_again_as_they_are(prepare: Prepare, tmp_path: Path) -> None:
+def test_prompts_with_tool_turns_are_read_again_as_they_are(prepare, tmp_path):
     rows = [{**LAYOUTS["ShareGPT"], "license": "MIT"}, {**PARALLEL["ids"], "id": 7}]
     rows += [row(*BEFORE, assistant("Eight."), *users("c"))]
     prepare(rows, tools="keep")
@@ -186,7 +185,7 @@ def test_prompts_with_tool_turns_are_read_again_as_they_are(prepare: Prepare, tm
     assert last["each_answered"] is True  # "b" had an answer of its own
 
 
-def test_tools_calls_and_results_are_compared_for_duplicates(prepare: Prepare) -> None:
+def test_tools_calls_and_results_are_compared_for_duplicates(prepare):
     same, result, called, tool, answer = (json.loads(json.dumps(LAYOUTS["OpenAI"])) for _ in range(5))
     result["messages"][2]["content"] = "8"
     called["messages"][1]["tool_calls"][0]["function"]["arguments"] = '{"topic": "b"}'
@@ -210,7 +209,7 @@ SECRET = "anna.berg@web.de"
         [assistant("", tool_calls=[call(SECRET)]), result(f"to {SECRET}", name=SECRET, tool_call_id=SECRET)],
     ],
 )
-def test_results_and_calls_are_searched_for_personal_data(prepare: Prepare, turns: list[dict]) -> None:
+def test_results_and_calls_are_searched_for_personal_data(prepare, turns):
     prepare([row(*users("a"), *turns), chat("b")], tools="keep", privacy={"actions": {"EMAIL_ADDRESS": "mask"}})
     masked, _ = prepare.prompts()
     assert SECRET not in json.dumps(masked) and "<EMAIL_ADDRESS>" in json.dumps(masked)
@@ -219,7 +218,7 @@ def test_results_and_calls_are_searched_for_personal_data(prepare: Prepare, turn
     assert reasons(prepare) == ["personal data: EMAIL_ADDRESS"]
 
 
-def test_results_count_for_length_and_leaks_and_calls_do_not_for_length(prepare: Prepare, tmp_path: Path) -> None:
+def test_results_count_for_length_and_leaks_and_calls_do_not_for_length(prepare, tmp_path):
     question = "How many eggs does the farmer's duck lay on each of the seven days of a week?"
     benchmark = tmp_path / "bench.jsonl"
     benchmark.write_text(json.dumps({"question": question}))
@@ -233,7 +232,7 @@ def test_results_count_for_length_and_leaks_and_calls_do_not_for_length(prepare:
         assert reasons(prepare) == refused
 
 
-def test_kept_answers_keep_calls_and_results_and_calls_in_a_text_as_they_are() -> None:
+def test_kept_answers_keep_calls_and_results_and_calls_in_a_text_as_they_are():
     messages, _ = read(row(*users("a"), assistant("I look.", tool_calls=[call()]), result("7"), assistant("Seven.")),
                        keep_answers=True)  # fmt: skip
     given = {**calls(ARGUMENTS), "content": "I look."}

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from prompt_stage import Prepare, chat, reasons, texts, users
+from prompt_stage import chat, reasons, texts, users
 
 from eagle3.errors import InputError
 from eagle3.prompts import Refused
@@ -20,7 +20,7 @@ def read(row: dict):
     return tools_of(KEEPING.read(row))
 
 
-def test_the_usual_forms_of_tools_become_one() -> None:
+def test_the_usual_forms_of_tools_become_one():
     forms = ({"tools": TOOLS}, {"tools": json.dumps(TOOLS)}, {"functions": [FUNCTION]}, {"body": {"tools": TOOLS}},
              {"tools": [{"type": "function", **FUNCTION}]}, {"tools": [json.dumps(FUNCTION)]},
              {"available_tools": json.dumps(TOOLS)},
@@ -43,12 +43,12 @@ def test_the_usual_forms_of_tools_become_one() -> None:
         ([{"name": "f", "parameters": {"maximum": float("nan")}}], "no JSON in valid Unicode"),
     ],
 )
-def test_tools_that_no_template_could_be_given_are_refused_with_a_reason(tools: object, reason: str) -> None:
+def test_tools_that_no_template_could_be_given_are_refused_with_a_reason(tools, reason):
     with pytest.raises(Refused, match=reason):
         read({"messages": users("a"), "tools": tools})
 
 
-def test_tools_are_refused_and_counted_unless_they_are_kept_and_then_count_in_the_id(prepare: Prepare) -> None:
+def test_tools_are_refused_and_counted_unless_they_are_kept_and_then_count_in_the_id(prepare):
     rows = [chat("Weather?", tools=TOOLS), chat("Hello!"), chat("Look!", tools=TOOLS, image="x.png")]
     [source] = prepare(rows)["sources"].values()
     assert source["rejected"] == {"row with tools": 2}
@@ -60,7 +60,7 @@ def test_tools_are_refused_and_counted_unless_they_are_kept_and_then_count_in_th
     assert prepare.prompts()[0]["id"] != with_tools["id"]
 
 
-def test_rows_as_datatrove_writes_them_are_read_with_their_columns_named(prepare: Prepare) -> None:
+def test_rows_as_datatrove_writes_them_are_read_with_their_columns_named(prepare):
     kept = {"license": "MIT", "source": "support", "messages": chat("Weather?", "Rain.", "Why?")["messages"]}
     metadata = {**kept, "tools": TOOLS, "file_path": "x"}
     written = {"text": "Weather?\n\nWhy?", "id": "a/1", "media": [], "metadata": metadata}
@@ -74,7 +74,7 @@ def test_rows_as_datatrove_writes_them_are_read_with_their_columns_named(prepare
     assert texts(prepare) == ["Weather?\n\nWhy?"]
 
 
-def test_tools_with_a_key_that_is_given_twice_are_refused(prepare: Prepare) -> None:
+def test_tools_with_a_key_that_is_given_twice_are_refused(prepare):
     row = '{"license": "MIT", "prompt": "a", "tools": [{"name": "f", "parameters": {"x": 1, "x": 2}}]}'
     prepare([row, chat("b")], tools="keep")
     assert reasons(prepare) == ["tools that are no JSON in valid Unicode, without a key twice"]
@@ -84,7 +84,7 @@ def described(text: object) -> list[dict]:
     return [{"type": "function", "function": {"name": "weather", "description": text}}]
 
 
-def test_personal_data_in_tools_is_found_and_their_length_counts_like_that_of_the_text(prepare: Prepare) -> None:
+def test_personal_data_in_tools_is_found_and_their_length_counts_like_that_of_the_text(prepare):
     rows = [
         chat("Weather?", tools=described("ask anna.berg@web.de")),
         chat("Snow or rain?", tools=described("asks 93.184.216.34 for it")),

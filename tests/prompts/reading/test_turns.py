@@ -40,12 +40,12 @@ def notes(row: dict) -> list[tuple[str, str | None]]:
         [{"role": "user", "content": ["a"]}, {"role": "assistant", "content": [{"type": "text", "value": "b"}]}],
     ],
 )  # fmt: skip
-def test_turns_inside_objects_and_pairs_are_read(turns: list[dict]) -> None:
+def test_turns_inside_objects_and_pairs_are_read(turns):
     assert said({"conversation": turns}, keep_answers=True) == ["user: a", "assistant: b"]
     assert said({"conversation": [*turns, *turns]}) == ["user: a", "user: a"]
 
 
-def test_pairs_may_begin_with_a_system_prompt_and_end_without_an_answer() -> None:
+def test_pairs_may_begin_with_a_system_prompt_and_end_without_an_answer():
     assert said({"conversation": [{"system": "s", "input": "a", "output": "b"}]}) == ["system: s", "user: a"]
     assert said({"conversation": [{"human": "a", "assistant": "b"}, {"human": "c", "assistant": ""}]}) == [
         "user: a",
@@ -53,7 +53,7 @@ def test_pairs_may_begin_with_a_system_prompt_and_end_without_an_answer() -> Non
     ]
 
 
-def test_what_stands_next_to_a_wrapped_turn_is_read_or_counted() -> None:
+def test_what_stands_next_to_a_wrapped_turn_is_read_or_counted():
     wrapped = {"message": users("a")[0], "sent": "now"}
     assert ("key of turns not read", "sent") in notes({"messages": [wrapped]})
     assert ("key of turns not read", "score") in notes({"messages": [{"human": "a", "assistant": "b", "score": 3}]})
@@ -76,7 +76,7 @@ def test_what_stands_next_to_a_wrapped_turn_is_read_or_counted() -> None:
         {"human": "a"},
     ],
 )
-def test_objects_that_may_be_something_else_are_no_pairs(turn: dict) -> None:
+def test_objects_that_may_be_something_else_are_no_pairs(turn):
     with pytest.raises(Refused, match="turn without a role"):
         said({"messages": [turn]})
 
@@ -107,7 +107,7 @@ TALK = (
 EDITED = (node("6", "4", "user", "d"), node("7", "6", "assistant", "e"))
 
 
-def test_a_tree_is_read_up_to_its_current_turn() -> None:
+def test_a_tree_is_read_up_to_its_current_turn():
     both = exported(*EDITED, *TALK, current_node="7")
     assert said(both) == ["user: a", "user: d"]
     assert said(both, keep_answers=True) == ["user: a", "assistant: b", "user: d", "assistant: e"]
@@ -137,7 +137,7 @@ def test_a_tree_is_read_up_to_its_current_turn() -> None:
         (exported(node("1", None, "user")), "empty user turn"),
     ],
 )
-def test_trees_that_have_no_single_conversation_of_text_are_refused(row: dict, reason: str) -> None:
+def test_trees_that_have_no_single_conversation_of_text_are_refused(row, reason):
     with pytest.raises(Refused, match=reason):
         said(row)
 
@@ -154,7 +154,7 @@ MESSAGES = [
 ]
 
 
-def test_anthropics_calls_and_results_are_those_of_tools() -> None:
+def test_anthropics_calls_and_results_are_those_of_tools():
     with pytest.raises(Refused, match="tool turn"):
         said({"messages": MESSAGES})
     messages = messages_of({"messages": MESSAGES, "tools": [TOOL]}, keep_answers=False, shape=KEEPING)
@@ -168,7 +168,7 @@ def test_anthropics_calls_and_results_are_those_of_tools() -> None:
     assert [turn["role"] for turn in messages] == ["user", "assistant", "tool"]
 
 
-def test_a_node_of_a_tree_may_hold_several_turns() -> None:
+def test_a_node_of_a_tree_may_hold_several_turns():
     nodes = {
         f"{number}": {"parent": f"{number - 1}" if number else None, "message": message}
         for number, message in enumerate(MESSAGES)
@@ -177,7 +177,7 @@ def test_a_node_of_a_tree_may_hold_several_turns() -> None:
     assert messages == messages_of({"messages": MESSAGES, "tools": [TOOL]}, keep_answers=False, shape=KEEPING)
 
 
-def test_claudes_export_is_read_and_a_turn_about_a_file_is_refused() -> None:
+def test_claudes_export_is_read_and_a_turn_about_a_file_is_refused():
     turn = {"uuid": "1", "sender": "human", "text": "a", "content": [{"type": "text", "text": "a"}], "files": []}
     assert said({"uuid": "0", "name": "t", "chat_messages": [turn]}) == ["user: a"]
     for key in ("attachments", "files"):
@@ -188,7 +188,7 @@ def test_claudes_export_is_read_and_a_turn_about_a_file_is_refused() -> None:
 
 
 @pytest.mark.parametrize("content", [[], [""], [{"type": "text", "text": " "}], {"parts": [""]}])
-def test_a_blank_system_turn_in_parts_is_none(content: object) -> None:
+def test_a_blank_system_turn_in_parts_is_none(content):
     assert said({"messages": [{"role": "system", "content": content}, *users("a")]}) == ["user: a"]
 
 
@@ -200,13 +200,13 @@ def test_a_blank_system_turn_in_parts_is_none(content: object) -> None:
         ({"response": {"choices": [{"message": {"role": "assistant", "content": "b"}}]}, "z": users("a")}, "z"),
     ],
 )
-def test_turns_in_another_column_are_named_by_their_first(row: dict, name: str) -> None:
+def test_turns_in_another_column_are_named_by_their_first(row, name):
     with pytest.raises(Refused, match="turns in another column") as refused:
         said(row)
     assert refused.value.name == name
 
 
-def test_the_parts_of_one_turn_are_no_turns_in_another_column() -> None:
+def test_the_parts_of_one_turn_are_no_turns_in_another_column():
     with pytest.raises(Refused, match="one turn of a conversation"):
         said({"type": "user", "sessionId": "1", "message": {"role": "user", "content": [RESULT]}})
 
@@ -234,12 +234,12 @@ def test_the_parts_of_one_turn_are_no_turns_in_another_column() -> None:
         ),
     ],
 )
-def test_a_question_without_what_it_is_about_is_refused(row: dict, reason: str) -> None:
+def test_a_question_without_what_it_is_about_is_refused(row, reason):
     with pytest.raises(Refused, match=reason):
         said(row)
 
 
-def test_what_only_looks_like_it_stays_a_question() -> None:
+def test_what_only_looks_like_it_stays_a_question():
     for row in (
         {"question": "a", "function": "def f(): pass"},
         {"question": "a", "called": [{"name": "f", "input": {}}]},
@@ -249,7 +249,7 @@ def test_what_only_looks_like_it_stays_a_question() -> None:
         assert said(row) == [f"user: {row['question']}"]
 
 
-def test_a_passage_follows_its_question_and_an_input_that_the_prompt_has_does_not() -> None:
+def test_a_passage_follows_its_question_and_an_input_that_the_prompt_has_does_not():
     assert said({"question": "a", "passage": "text"}) == ["user: a\n\ntext"]
     assert said({"prompt": "Add.\n\nInput: 1, 2", "instruction": "Add.", "input": "1, 2"}) == [
         "user: Add.\n\nInput: 1, 2"

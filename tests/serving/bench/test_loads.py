@@ -1,7 +1,6 @@
 """Loads on two servers that really decode: each is measured as often as planned and kept, without a word of text."""
 
 import json
-from pathlib import Path
 
 import pytest
 from serving_fixtures import free_port, serving
@@ -14,7 +13,7 @@ from eagle3.serving.server.load import LoadResult
 from eagle3.storage.files import append_lines, json_line
 
 
-def test_every_repeat_measures_every_load_on_both_servers_in_turn(measured: tuple[Path, dict]) -> None:
+def test_every_repeat_measures_every_load_on_both_servers_in_turn(measured):
     found = read_results(measured[0] / RESULTS)
     assert [(item.repeat, item.prompt_set, item.concurrency, item.side) for item in found] == [
         (repeat, prompt_set, concurrency, side)
@@ -33,7 +32,7 @@ def test_every_repeat_measures_every_load_on_both_servers_in_turn(measured: tupl
             assert not {"output_ids", "text", "events_s"} & set(answer)
 
 
-def test_results_survive_a_line_that_was_cut_short(tmp_path: Path) -> None:
+def test_results_survive_a_line_that_was_cut_short(tmp_path):
     one = MeasuredLoad(
         "head", "chät", 4, 0, 0, LoadResult([ServedAnswer(output_tokens=3, histogram=(1, 2))], 2.0, 1.0, 3.0, True)
     )
@@ -44,7 +43,7 @@ def test_results_survive_a_line_that_was_cut_short(tmp_path: Path) -> None:
     assert read_results(tmp_path / "nothing.jsonl") == []
 
 
-def test_servers_that_cannot_be_measured_are_named(tmp_path: Path) -> None:
+def test_servers_that_cannot_be_measured_are_named(tmp_path):
     with (
         serving(head_server()) as url,
         pytest.raises(InputError, match=r"bench\.plain_url=.* already uses a draft head"),

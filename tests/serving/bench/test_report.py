@@ -1,7 +1,5 @@
 """The report of a bench run; what it says of speed means nothing here."""
 
-from pathlib import Path
-
 import pytest
 from fitted_head import LAYERS, TREE, small_target
 from small_servers import FACTS, NEW_TOKENS, SETS, small_head
@@ -15,9 +13,7 @@ from eagle3.serving.server.load import LoadResult
 from eagle3.storage.files import read_json
 
 
-def test_the_report_has_the_decoders_accept_length_and_a_verdict_for_each_set(
-    measured: tuple[Path, dict], tmp_path: Path
-) -> None:
+def test_the_report_has_the_decoders_accept_length_and_a_verdict_for_each_set(measured, tmp_path):
     said = write_bench_report(read_results(measured[0] / RESULTS), FACTS, tmp_path)
     assert [line.split(":")[0] for line in said.splitlines()] == ["chat", "code"]
     cells = read_json(tmp_path / "results.json", made_by="this test")["cells"]
@@ -40,7 +36,7 @@ def test_the_report_has_the_decoders_accept_length_and_a_verdict_for_each_set(
     assert len(widths) == 1
 
 
-def test_where_speculation_does_not_pay_the_verdict_says_who_looks_for_what_does() -> None:
+def test_where_speculation_does_not_pay_the_verdict_says_who_looks_for_what_does():
     paying, not_paying = (SpeedUp(Interval(value, value - 0.1, value + 0.1), None) for value in (1.5, 1.05))
     found = [Cell("chat", 1, {}, {"head": paying}), Cell("chat", 32, {}, {"head": not_paying})]
     assert verdict(found[:1]) == "speculation pays at every concurrency measured, 1 to 1"
@@ -50,7 +46,7 @@ def test_where_speculation_does_not_pay_the_verdict_says_who_looks_for_what_does
     )
 
 
-def test_failures_and_one_sided_results_are_shown_as_such(tmp_path: Path) -> None:
+def test_failures_and_one_sided_results_are_shown_as_such(tmp_path):
     failing = LoadResult([ServedAnswer(error="HTTP 500")], 1.0, 1.0, 0.0, cache_flushed=False, ended={"no room": 2})
     loads = [MeasuredLoad("head", "chat", 4, 0, repeat, failing) for repeat in (0, 1)]
     said = write_bench_report(loads, FACTS, tmp_path)

@@ -14,7 +14,6 @@ from serving_fixtures import bench_settings, launch_settings, sglang_site
 from small_servers import alone, plan
 from stores import ASSETS
 
-from eagle3.answers.chat import Chat
 from eagle3.engine.command import Draft
 from eagle3.engine.endpoint import is_reachable
 from eagle3.errors import InputError, Interrupted
@@ -33,9 +32,7 @@ PROMPTS = ASSETS / "prompts" / "heldout.jsonl"
 CHAIN: dict[str, Any] = {"steps": 3, "topk": 1, "draft_tokens": None}
 
 
-def test_bench_starts_the_servers_one_after_the_other_and_compares_them(
-    tmp_path: Path, target_files: TargetFiles, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_starts_the_servers_one_after_the_other_and_compares_them(tmp_path, target_files, capsys):
     sampling = {"temperature": 0.0, "max_new_tokens": 16}
     settings = bench_settings(concurrency=[2], requests_per_place=2, starts=2, repeats=1)
     plan = BenchPlan(settings, {"chat": [alone(PROMPT), alone(PROMPT[:9])]}, "all", sampling)
@@ -66,9 +63,7 @@ def test_bench_starts_the_servers_one_after_the_other_and_compares_them(
     assert re.match(r"chat: speculation (pays|stops paying) at", capsys.readouterr().out)
 
 
-def test_a_bench_that_is_stopped_midway_reports_what_it_measured(
-    tmp_path: Path, target_files: TargetFiles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bench_that_is_stopped_midway_reports_what_it_measured(tmp_path, target_files, capsys, monkeypatch):
     monkeypatch.setattr(loads, "_require_answers", lambda server, result: signal.raise_signal(signal.SIGINT))
     settings = launch_settings(sglang_site(tmp_path), fault="scripted", check=False)
     with pytest.raises(Interrupted, match=f"what was measured before is in {tmp_path}"):
@@ -78,9 +73,7 @@ def test_a_bench_that_is_stopped_midway_reports_what_it_measured(
     assert not is_reachable(f"http://127.0.0.1:{settings.port}")
 
 
-def test_dry_run_looks_at_the_head_prints_the_commands_and_starts_nothing(
-    tmp_path: Path, exported: Path, target_files: TargetFiles, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_looks_at_the_head_prints_the_commands_and_starts_nothing(tmp_path, exported, target_files, capsys):
     settings, draft = launch_settings(tmp_path, env={"A": "b"}), Draft(head=str(exported), **CHAIN)
     rest: dict[str, Any] = {"origin": {}, "folder": tmp_path / "out"}
     bench(settings, target_files, draft, BenchPlan(bench_settings(), {}, "all", {}), dry_run=True, **rest)
@@ -95,9 +88,7 @@ def test_dry_run_looks_at_the_head_prints_the_commands_and_starts_nothing(
     bench(settings, target_files, draft, BenchPlan(urls, {}, "all", {}), dry_run=True, **rest)  # which nobody starts
 
 
-def test_requests_end_where_the_answers_of_training_end_and_the_result_names_the_head(
-    tmp_path: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_end_where_the_answers_of_training_end_and_the_result_names_the_head(tmp_path, exported, monkeypatch):
     """Also with a token that the target does not name itself: a server knows only generation_config.json."""
     asked: list[tuple[BenchPlan, Any]] = []
     monkeypatch.setattr("eagle3.commands.serve.bench", lambda *given, **more: asked.append((given[3], more)))
@@ -114,7 +105,7 @@ def ended(load: MeasuredLoad, reason: str) -> MeasuredLoad:
     return replace(load, result=replace(load.result, answers=answers))
 
 
-def test_what_makes_numbers_less_comparable_is_noted(measured: tuple[Path, dict]) -> None:
+def test_what_makes_numbers_less_comparable_is_noted(measured):
     results = read_results(measured[0] / RESULTS)
     found = find_notes(results, {"server_info": measured[1]}, plan())
     assert set(found) == {"chat", "code", "head server", "head server's scheduler", "short answers"}
@@ -126,9 +117,7 @@ def test_what_makes_numbers_less_comparable_is_noted(measured: tuple[Path, dict]
     assert "prefix cache" in find_notes([*results, unflushed], {"server_info": {}}, plan())
 
 
-def test_a_server_that_dies_midway_leaves_its_results_and_a_report(
-    tmp_path: Path, target_files: TargetFiles, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_dies_midway_leaves_its_results_and_a_report(tmp_path, target_files, capsys):
     settings = launch_settings(sglang_site(tmp_path), fault="scripted 8", check=False)  # of 1 + 3 + 4 + … answers
     with pytest.raises(InputError, match=r"the plain server has ended \(exit status 9\)"):
         run_bench(settings, target_files, plan(), tmp_path)
@@ -143,7 +132,7 @@ def run_bench(settings: LaunchSettings, target_files: TargetFiles, planned: Benc
     bench(settings, target_files, Draft(head="head", **CHAIN), planned, origin={}, folder=folder, dry_run=False)
 
 
-def test_a_bench_that_cannot_work_is_refused_before_a_server_starts(tmp_path: Path, target_files: TargetFiles) -> None:
+def test_a_bench_that_cannot_work_is_refused_before_a_server_starts(tmp_path, target_files):
     settings = launch_settings(tmp_path, max_running_requests=1)
     with pytest.raises(InputError, match=r"=1 does not hold the highest of bench\.concurrency=2: requests would wait"):
         run_bench(settings, target_files, plan(), tmp_path)
@@ -152,16 +141,14 @@ def test_a_bench_that_cannot_work_is_refused_before_a_server_starts(tmp_path: Pa
         run_bench(settings, target_files, plan(), tmp_path)
 
 
-def test_the_report_holds_no_variable_of_the_environment(
-    tmp_path: Path, target_files: TargetFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_holds_no_variable_of_the_environment(tmp_path, target_files, monkeypatch):
     monkeypatch.setattr("sys.argv", ["serve.py", "action=bench", "launch.env={HF_TOKEN: secret}"])
     settings = launch_settings(tmp_path, env={"HF_TOKEN": "secret"})
     facts = gather_facts(target_files, plan(), bench_commands(settings, target_files, None), result_facts())
     assert "action=bench" in str(facts) and "secret" not in str(facts)
 
 
-def test_prompt_sets_are_rendered_by_the_targets_template(chat: Chat, tmp_path: Path) -> None:
+def test_prompt_sets_are_rendered_by_the_targets_template(chat, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"prompt": "Grüße?"}\n{"prompt": "' + "long " * 500 + '"}\n')
     settings = PromptFile(path=None, split="train", fields={}, turns="all")
     found = prompt_sets(chat, {"a": str(tmp_path / "a.jsonl")}, settings, limit=None, max_length=200)

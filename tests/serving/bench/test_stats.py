@@ -40,7 +40,7 @@ def measured(side: Side, *results: LoadResult, starts: int = 1) -> list[Measured
     return [MeasuredLoad(side, "chat", 4, *divmod(n, per_start), result) for n, result in enumerate(results)]
 
 
-def test_repeats_are_added_up_and_failed_requests_count_nowhere_else() -> None:
+def test_repeats_are_added_up_and_failed_requests_count_nowhere_else():
     repeats = [
         load(answer(0.1, 10, 0.2, (8, 0)), ServedAnswer(error="no room"), seconds=2),
         load(answer(0.3, 20, 0.4, (0, 2)), answer(0.2, 30, 0.6), answer(0.7, 1, 0.6), CUT, CUT, seconds=4),
@@ -56,14 +56,14 @@ def test_repeats_are_added_up_and_failed_requests_count_nowhere_else() -> None:
         assert [spread.median, spread.p90, spread.p99] == pytest.approx(np.percentile(values, [50, 90, 99]))
 
 
-def test_a_load_of_failures_alone_has_no_times() -> None:
+def test_a_load_of_failures_alone_has_no_times():
     found = summarise([load(CUT)])
     assert (found.tpot, found.ttft, found.accept_length, found.throughput) == (None, None, None, 0.0)
     assert compare(measured("plain", load(CUT)), measured("head", load(answer(0.1)))) == SpeedUp(None, None)
 
 
 @pytest.mark.parametrize("ratios", [[2.0, 1.5], [1.2, 1.3, 1.1], [0.9, 1.0, 1.1, 1.05, 0.95]])
-def test_the_interval_is_students_t_on_logarithms(ratios: list[float]) -> None:
+def test_the_interval_is_students_t_on_logarithms(ratios):
     found = mean_ratio(ratios)
     logs = [math.log(ratio) for ratio in ratios]
     mean = sum(logs) / len(logs)
@@ -74,7 +74,7 @@ def test_the_interval_is_students_t_on_logarithms(ratios: list[float]) -> None:
     assert [found.value, found.low, found.high] == pytest.approx(expected, rel=1e-4)
 
 
-def test_repeats_are_paired_in_order_and_one_of_a_single_side_has_no_pair() -> None:
+def test_repeats_are_paired_in_order_and_one_of_a_single_side_has_no_pair():
     plain = measured("plain", load(answer(0.2), seconds=4), load(answer(0.4), seconds=8))
     head = measured("head", load(answer(0.1), seconds=2), load(answer(0.2), seconds=4))
     found = compare(plain, head)
@@ -84,7 +84,7 @@ def test_repeats_are_paired_in_order_and_one_of_a_single_side_has_no_pair() -> N
     assert compare(plain, head[:1]).tpot == Interval(pytest.approx(2.0), None, None)  # one repeat has no interval
 
 
-def test_servers_started_again_give_one_ratio_a_start_over_all_its_repeats() -> None:
+def test_servers_started_again_give_one_ratio_a_start_over_all_its_repeats():
     times = [0.2, 0.4, 0.6, 0.8]
     plain = measured("plain", *(load(answer(each), answer(each)) for each in times), starts=2)
     head = measured("head", *(load(answer(0.1), seconds=2 * (1 + n)) for n in range(4)), starts=2)
@@ -112,7 +112,5 @@ def gain(value: float, low: float | None = None) -> Interval:
         ({1: gain(1.1), 8: gain(0.9)}, 8),  # one repeat
     ],
 )
-def test_speculation_stops_paying_where_the_interval_is_not_wholly_above_one(
-    speed_ups: dict[int, Interval], end: int | None
-) -> None:
+def test_speculation_stops_paying_where_the_interval_is_not_wholly_above_one(speed_ups, end):
     assert stops_paying(speed_ups) == end

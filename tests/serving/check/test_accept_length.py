@@ -1,7 +1,6 @@
 """Accept length as a check: against the least useful one and the export's own."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from exported_head import measured, with_record
@@ -36,9 +35,7 @@ def at_export(trained_on_tiny: TrainedHead) -> Callable[..., HeadRecord]:
         ("bfloat16", "float32", 2.19, True),
     ],
 )
-def test_more_than_5_percent_off_the_exports_own_measurement_is_an_error(
-    then: str, now: str, value: float, fails: bool, at_export: Callable[..., HeadRecord], measurer: Measurer
-) -> None:
+def test_more_than_5_percent_off_the_exports_own_measurement_is_an_error(then, now, value, fails, at_export, measurer):
     finding = measurer.finding(measured(dtype=now, accept_length=value), at_export(dtype=then))
     assert finding.level == ("error" if fails else "ok")
     assert "the export measured 2.000 on the same" in finding.message
@@ -46,9 +43,7 @@ def test_more_than_5_percent_off_the_exports_own_measurement_is_an_error(
 
 
 @pytest.mark.parametrize("changes", [{"prompts_hash": "other"}, {"temperature": 0.5}, {"steps": 3}], ids=str)
-def test_what_was_measured_otherwise_is_not_compared(
-    changes: dict, at_export: Callable[..., HeadRecord], measurer: Measurer
-) -> None:
+def test_what_was_measured_otherwise_is_not_compared(changes, at_export, measurer):
     record = at_export(accept_length=3.0)
     assert "the export measured" in measurer.finding(measured(), record).message
     finding = measurer.finding(measured(**changes), record)
@@ -56,8 +51,8 @@ def test_what_was_measured_otherwise_is_not_compared(
 
 
 def test_a_head_without_a_record_is_measured_against_the_least_useful_accept_length(
-    make_measurer: Callable[..., Measurer],
-) -> None:
+    make_measurer,
+):
     measurer = make_measurer(min_accept_length=2.0)
     assert measurer.finding(measured(accept_length=2.0), None).level == "ok"
     finding = measurer.finding(measured(accept_length=1.99), None)
@@ -65,8 +60,8 @@ def test_a_head_without_a_record_is_measured_against_the_least_useful_accept_len
 
 
 def test_one_answer_that_holds_all_verifications_has_an_accept_length_and_no_error(
-    exported: Path, make_measurer: Callable[..., Measurer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    exported, make_measurer, monkeypatch
+):
     measurer = make_measurer(questions=["What is a list?", "What is a tuple?", "What is a set?"])
     long, short = Decoded([5] * 40, 20, [12, 8], 0, "stop"), Decoded([2], 0, [0, 0], 0, "stop")
     decodings = Measurement([long, short, short], 1.0, 1.0)

@@ -29,7 +29,6 @@ from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.as_trained import check_as_trained, first_answers, judged, replayed, unrolled
 from eagle3.serving.check.checks import check_export, check_head, run_checks
 from eagle3.serving.head.export import TrainedHead
-from eagle3.target.model import Target
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +58,8 @@ def exported(tmp_path: Path, trained: TrainedHead) -> Path:
 
 @pytest.mark.parametrize("steps", [1, 5])
 def test_the_unroll_and_the_replay_accept_the_same_drafts_of_the_same_answers(
-    steps: int, trained: TrainedHead, target: Target, samples: list[Sample], measurer: Measurer
-) -> None:
+    steps, trained, target, samples, measurer
+):
     cut = [*first_answers(iter(samples), measurer)]
     then = [unrolled(trained.head, target, sample, steps) for sample in cut]
     assert [replayed(Speculator(target, trained.head, LAYERS), sample, steps) for sample in cut] == then
@@ -69,9 +68,7 @@ def test_the_unroll_and_the_replay_accept_the_same_drafts_of_the_same_answers(
     assert made <= {NEW_TOKENS - 1, NEW_TOKENS}
 
 
-def test_drafts_past_the_end_of_an_answer_do_not_count(
-    target: Target, samples: list[Sample], measurer: Measurer
-) -> None:
+def test_drafts_past_the_end_of_an_answer_do_not_count(target, samples, measurer):
     """A head that can only draft token 0, and an answer of nothing else."""
     head = random_head(tiny_facts(target), target.identity, torch.tensor([0])).head.requires_grad_(False)
     [cut] = first_answers(iter(samples[:1]), measurer)
@@ -80,9 +77,7 @@ def test_drafts_past_the_end_of_an_answer_do_not_count(
     assert replayed(Speculator(target, head, LAYERS), zeros, 4) == [4, 4, 4, 4, 3]
 
 
-def test_along_greedy_answers_it_is_what_decoding_accepts(
-    trained: TrainedHead, target: Target, measurer: Measurer
-) -> None:
+def test_along_greedy_answers_it_is_what_decoding_accepts(trained, target, measurer):
     prompts = held_out_prompts()[:3]
     greedy = answered(prompts, temperature=0.0)
     then = [unrolled(trained.head, target, sample, STEPS) for sample in first_answers(iter(greedy), measurer)]
@@ -92,9 +87,7 @@ def test_along_greedy_answers_it_is_what_decoding_accepts(
     assert [answer.verifications for answer in decoded] == [*map(len, then)]
 
 
-def test_only_first_answers_that_fit_are_followed_up_to_max_new_tokens(
-    samples: list[Sample], make_measurer: Callable[..., Measurer]
-) -> None:
+def test_only_first_answers_that_fit_are_followed_up_to_max_new_tokens(samples, make_measurer):
     turns = samples[0].turns
     unfit = [replace(samples[0], turns=torch.full_like(turns, number)) for number in (0, 1)]  # no answer, no prompt
     cut = [*first_answers(iter([*unfit, *samples]), make_measurer(limit=3, max_new_tokens=6))]
@@ -137,9 +130,7 @@ DAMAGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_head_drafts_worse_than_the_trained_one(
-    name: str, trained: TrainedHead, exported: Path, measurer: Measurer
-) -> None:
+def test_a_damaged_head_drafts_worse_than_the_trained_one(name, trained, exported, measurer):
     damaged = Editable(exported)
     DAMAGES[name](damaged)
     damaged.save()
@@ -158,9 +149,7 @@ def test_a_damaged_head_drafts_worse_than_the_trained_one(
         (1, 0.60, 0.0, "ok"),  # one answer has no standard error
     ],
 )
-def test_a_loss_counts_if_it_is_beyond_5_percent_and_two_standard_errors(
-    answers: int, lost: float, spread: float, level: str, measurer: Measurer
-) -> None:
+def test_a_loss_counts_if_it_is_beyond_5_percent_and_two_standard_errors(answers, lost, spread, level, measurer):
     verifications, signs = np.full(answers, 50.0), np.resize([-1.0, 1.0], answers)
     then = Gains(verifications, verifications, np.arange(answers))  # an accept length of 2
     now = Gains(50 * (1 - lost + spread * signs), verifications, np.arange(answers))
@@ -174,9 +163,7 @@ def rows(findings: list[Finding], *levels: str) -> dict[str, str]:
     return {finding.check: finding.message for finding in findings if finding.level in levels}
 
 
-def test_a_sound_export_has_neither_a_warning_nor_an_error_at_its_export_and_later(
-    trained: TrainedHead, exported: Path, measurer: Measurer
-) -> None:
+def test_a_sound_export_has_neither_a_warning_nor_an_error_at_its_export_and_later(trained, exported, measurer):
     measurer = replace(measurer, limit=2, turns="first")
     trained = with_record(trained, simulated_accept_length={3: 9.0})  # on whole answers: not compared
     findings, files = check_export(trained, read_files(exported), measurer)
@@ -188,9 +175,7 @@ def test_a_sound_export_has_neither_a_warning_nor_an_error_at_its_export_and_lat
     assert found.partition(" ")[0] == found.split()[-5]  # bit for bit, in float32
 
 
-def test_features_of_other_layers_than_their_store_says_are_found_by_this_check_alone(
-    trained: TrainedHead, measurer: Measurer, tmp_path: Path
-) -> None:
+def test_features_of_other_layers_than_their_store_says_are_found_by_this_check_alone(trained, measurer, tmp_path):
     """As where the engine that made the features captures other layers than servers do."""
     elsewhere = with_origin(trained, capture_layers=[5, 6, 7])
     export_head(elsewhere, tmp_path / "head", versions={})
@@ -200,9 +185,7 @@ def test_features_of_other_layers_than_their_store_says_are_found_by_this_check_
     assert check_as_trained(files, measurer, trained.head).level in ("warning", "error")
 
 
-def test_without_the_answers_of_the_training_nothing_is_compared(
-    trained: TrainedHead, samples: list[Sample], measurer: Measurer, tmp_path: Path
-) -> None:
+def test_without_the_answers_of_the_training_nothing_is_compared(trained, samples, measurer, tmp_path):
     def said(head: TrainedHead, name: str) -> str:
         export_head(head, tmp_path / name, versions={})
         return rows([check_as_trained(read_files(tmp_path / name), measurer)], "skipped")["as_trained"]

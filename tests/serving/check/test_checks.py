@@ -27,7 +27,6 @@ from eagle3.head_files.files import read_files
 from eagle3.head_files.finding import Finding, TargetFacts
 from eagle3.serving.check.checks import run_checks
 from eagle3.target.facts import target_config
-from eagle3.target.model import Target
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ def levels(findings: list[Finding]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("options", [{}, {"fc_norm": True, "norm_output": True}], ids=["eagle3", "eagle3.1"])
-def test_a_sound_export_passes_every_check(options: dict, facts: TargetFacts, tmp_path: Path) -> None:
+def test_a_sound_export_passes_every_check(options, facts, tmp_path):
     export_head(random_head(facts, FINGERPRINT, **options), tmp_path / "head", versions={})
     findings = run_checks(read_files(tmp_path / "head"), facts)
     assert levels(findings) == {}
@@ -58,9 +57,7 @@ def test_a_sound_export_passes_every_check(options: dict, facts: TargetFacts, tm
     assert [finding.message[: len(able)] for finding in findings if finding.check == "servers"] == [able]
 
 
-def test_what_servers_compute_anyway_and_any_order_of_the_draft_vocabulary_are_no_fault(
-    exported: Editable, facts: TargetFacts, target: Target
-) -> None:
+def test_what_servers_compute_anyway_and_any_order_of_the_draft_vocabulary_are_no_fault(exported, facts, target):
     in_another_order(exported)
     exported.tensors["embed_tokens.weight"] = target.embedding.to(torch.bfloat16)
     exported.tensors["midlayer.self_attn.rotary_emb.inv_freq"] = torch.ones(32, dtype=torch.bfloat16)
@@ -68,7 +65,7 @@ def test_what_servers_compute_anyway_and_any_order_of_the_draft_vocabulary_are_n
     assert levels(findings_of(exported, facts)) == {}
 
 
-def test_a_sound_head_of_specforge_has_no_errors(exported: Editable, facts: TargetFacts) -> None:
+def test_a_sound_head_of_specforge_has_no_errors(exported, facts):
     as_specforge(exported)
     findings = findings_of(exported, facts)
     assert levels(findings) == {"layer_ids": "warning", "target": "skipped"}
@@ -76,9 +73,7 @@ def test_a_sound_head_of_specforge_has_no_errors(exported: Editable, facts: Targ
     assert "SGLang takes its default, the outputs of [1, 3, 4]" in unnamed
 
 
-def test_a_sound_head_of_the_speculators_has_only_its_layout_to_change(
-    exported: Editable, facts: TargetFacts, target: Target
-) -> None:
+def test_a_sound_head_of_the_speculators_has_only_its_layout_to_change(exported, facts, target):
     as_speculators(exported, target.embedding)
     findings = findings_of(exported, facts)
     assert errors(findings).keys() == {"layout"} and "layer_ids" not in levels(findings)
@@ -92,9 +87,7 @@ def test_a_sound_head_of_the_speculators_has_only_its_layout_to_change(
 
 
 @pytest.mark.parametrize(("twice", "expected"), [(True, {}), (False, {"layer_ids": "warning"})])
-def test_ids_that_another_trainer_wrote_once_are_named_in_both_readings(
-    twice: bool, expected: dict[str, str], exported: Editable, facts: TargetFacts
-) -> None:
+def test_ids_that_another_trainer_wrote_once_are_named_in_both_readings(twice, expected, exported, facts):
     exported.training = None
     name_layers(exported.config, [1, 3, 4], twice=twice)
     found = {item.check: item for item in findings_of(exported, facts)}
@@ -112,9 +105,7 @@ def test_ids_that_another_trainer_wrote_once_are_named_in_both_readings(
     ],
     ids=lambda value: value["rope_type"] if isinstance(value, dict) else "",
 )
-def test_a_head_covers_the_context_that_sglang_derives_for_its_target(
-    rope: dict, length: int, facts: TargetFacts, target: Target, tmp_path: Path
-) -> None:
+def test_a_head_covers_the_context_that_sglang_derives_for_its_target(rope, length, facts, target, tmp_path):
     config = type(target.text_config)(**target.text_config.to_dict() | {"rope_parameters": rope})
     scaled = replace(facts, config=target_config(config, 4096, "bfloat16"))
     assert scaled.config.max_position_embeddings == length
@@ -128,9 +119,7 @@ def test_a_head_covers_the_context_that_sglang_derives_for_its_target(
 
 
 @pytest.mark.parametrize(("tokens", "window"), [(300, 300), (20, 64), (4096, None), (None, None)])
-def test_a_target_that_reads_longer_texts_than_the_training_had_is_said(
-    tokens: int | None, window: int | None, facts: TargetFacts, tmp_path: Path
-) -> None:
+def test_a_target_that_reads_longer_texts_than_the_training_had_is_said(tokens, window, facts, tmp_path):
     trained = random_head(facts, FINGERPRINT)
     export_head(with_origin(trained, tokens_of_99_percent=tokens), tmp_path / "head", versions={})
     [found] = [each for each in findings_of(Editable(tmp_path / "head"), facts) if each.check == "context"]
@@ -332,30 +321,26 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
 @pytest.mark.parametrize(
     ("spoil", "check", "level", "problem", "fix"), FAULTS, ids=[f"{fault[1]}: {fault[3]}" for fault in FAULTS]
 )
-def test_a_planted_fault_is_found_and_explained(
-    spoil: Change, check: str, level: str, problem: str, fix: str, exported: Editable, facts: TargetFacts
-) -> None:
+def test_a_planted_fault_is_found_and_explained(spoil, check, level, problem, fix, exported, facts):
     spoil(exported)
     found = [(item.check, item.level, item.message) for item in findings_of(exported, facts)]
     assert [text for *which, text in found if which == [check, level] and problem in text and fix in text], found
 
 
-def test_a_fault_that_several_checks_stumble_over_is_said_once(exported: Editable, facts: TargetFacts) -> None:
+def test_a_fault_that_several_checks_stumble_over_is_said_once(exported, facts):
     setting(num_hidden_layers=2)(exported)
     found = levels(findings_of(exported, facts))
     assert found == {"model": "error", "tensors": "skipped", "d2t": "skipped", "t2d": "skipped"}
 
 
-def test_a_head_of_another_target_is_found_whatever_its_sizes(exported: Editable, facts: TargetFacts) -> None:
+def test_a_head_of_another_target_is_found_whatever_its_sizes(exported, facts):
     other = replace(facts, config=replace(facts.config, vocab_size=150, num_layers=4), embedding=None)
     found = errors(findings_of(exported, other))
     assert "vocab_size=4096, this target has 150: it is a head of another target" in found["model"]
     assert "give the target that the head was trained on" in found["layer_ids"]
 
 
-def test_for_deepseek_targets_sglang_adds_one_only_to_ids_that_start_with_1(
-    exported: Editable, facts: TargetFacts
-) -> None:
+def test_for_deepseek_targets_sglang_adds_one_only_to_ids_that_start_with_1(exported, facts):
     deepseek = replace(facts, config=replace(facts.config, model_type="deepseek_v3"))
     assert levels(findings_of(exported, deepseek)) == {}
     layer_ids([2, 3, 4])(exported)
@@ -365,7 +350,7 @@ def test_for_deepseek_targets_sglang_adds_one_only_to_ids_that_start_with_1(
     assert (finding.level, remedy in finding.message) == ("warning", True)
 
 
-def test_a_head_of_a_kind_of_your_own_is_not_advised_to_be_another_one(exported: Editable, facts: TargetFacts) -> None:
+def test_a_head_of_a_kind_of_your_own_is_not_advised_to_be_another_one(exported, facts):
     exported.training = None
     exported.config["head_kind"] = "two_layer_head.TwoLayers"
     found = {item.check: item for item in findings_of(exported, facts)}
@@ -375,14 +360,14 @@ def test_a_head_of_a_kind_of_your_own_is_not_advised_to_be_another_one(exported:
     assert {name for name, item in found.items() if item.level == "error"} == {"tensors"}  # of a second layer
 
 
-def test_offsets_of_tokens_without_neighbours_are_offsets(exported: Editable, facts: TargetFacts) -> None:
+def test_offsets_of_tokens_without_neighbours_are_offsets(exported, facts):
     ids = torch.arange(10, 10 + 3 * 64, 3)
     exported.tensors |= {"d2t": ids - torch.arange(64), "t2d": torch.zeros(4096, dtype=torch.bool)}
     exported.tensors["t2d"][ids] = True
     assert levels(findings_of(exported, facts)) == {}
 
 
-def test_another_chat_template_is_a_warning(exported: Editable, facts: TargetFacts) -> None:
+def test_another_chat_template_is_a_warning(exported, facts):
     served = replace(facts, identity=FINGERPRINT.with_template("other"))
     [finding] = [item for item in findings_of(exported, served) if item.level != "ok"]
     assert (finding.check, finding.level) == ("target", "warning")

@@ -1,8 +1,6 @@
 """Checks of a fresh export: the files give the trained head's logits, and what was measured is kept for later."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,12 +20,10 @@ from safetensors.torch import save_file
 
 from eagle3.errors import InputError
 from eagle3.head_files.files import read_files
-from eagle3.head_files.finding import Finding, TargetFacts
+from eagle3.head_files.finding import Finding
 from eagle3.head_files.format import load_head
 from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.checks import check_export, check_head, check_reload, excused, in_dtype, probe_logits
-from eagle3.serving.head.export import TrainedHead
-from eagle3.target.model import Target
 
 OPTIONS = {
     "plain": {},
@@ -39,7 +35,7 @@ TENSORS = ["fc.weight", "norm.weight", "midlayer.hidden_norm.weight", "midlayer.
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_the_exported_head_gives_the_logits_of_the_trained_one(name: str, facts: TargetFacts, tmp_path: Path) -> None:
+def test_the_exported_head_gives_the_logits_of_the_trained_one(name, facts, tmp_path):
     trained = random_head(facts, FINGERPRINT, **OPTIONS[name])
     export_head(trained, tmp_path / "head", versions={})
     loaded = load_head(tmp_path / "head", num_layers=8).head
@@ -47,9 +43,7 @@ def test_the_exported_head_gives_the_logits_of_the_trained_one(name: str, facts:
     assert check_reload(trained, read_files(tmp_path / "head")).level == "ok"
 
 
-def test_where_the_weights_begin_in_the_file_makes_no_difference(
-    facts: TargetFacts, trained_on_tiny: TrainedHead, tmp_path: Path
-) -> None:
+def test_where_the_weights_begin_in_the_file_makes_no_difference(facts, trained_on_tiny, tmp_path):
     trained = with_origin(trained_on_tiny, target_config=replace(facts.config, dtype="float32"))
     export_head(trained, tmp_path / "head", versions={})
     tensors = {name: tensor.clone() for name, tensor in read_files(tmp_path / "head").tensors.items()}
@@ -60,7 +54,7 @@ def test_where_the_weights_begin_in_the_file_makes_no_difference(
 
 
 @pytest.mark.parametrize("tensor", TENSORS)
-def test_a_changed_tensor_is_found(tensor: str, trained_on_tiny: TrainedHead, exported: Path) -> None:
+def test_a_changed_tensor_is_found(tensor, trained_on_tiny, exported):
     written = Editable(exported)
     written.tensors[tensor].view(-1)[0] += 1
     written.save()
@@ -69,8 +63,8 @@ def test_a_changed_tensor_is_found(tensor: str, trained_on_tiny: TrainedHead, ex
 
 
 def test_a_head_that_accepts_nothing_is_an_error_when_served_and_a_warning_when_its_training_said_so(
-    trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], exported: Path
-) -> None:
+    trained_on_tiny, make_measurer, exported
+):
     measurer = make_measurer(min_accept_length=3.5)  # more than two steps can give
     at_export, _ = check_export(trained_on_tiny, read_files(exported), measurer)
     assert [(item.check, item.level) for item in at_export if item.level != "ok"] == [
@@ -80,9 +74,7 @@ def test_a_head_that_accepts_nothing_is_an_error_when_served_and_a_warning_when_
     assert "min_accept_length is 3.5; if the other checks pass, the head is of another target" in str(errors(later))
 
 
-def test_what_was_measured_at_export_is_recorded_and_compared_with_later(
-    trained_on_tiny: TrainedHead, make_measurer: Callable[..., Measurer], exported: Path
-) -> None:
+def test_what_was_measured_at_export_is_recorded_and_compared_with_later(trained_on_tiny, make_measurer, exported):
     measurer = make_measurer()
     assert errors(check_export(trained_on_tiny, read_files(exported), measurer)[0]) == {}
     files = read_files(exported)
@@ -98,11 +90,11 @@ def test_what_was_measured_at_export_is_recorded_and_compared_with_later(
 
 
 def test_what_an_export_cannot_measure_is_skipped_with_the_reason(
-    trained_on_tiny: TrainedHead,
-    make_measurer: Callable[..., Measurer],
-    exported: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    trained_on_tiny,
+    make_measurer,
+    exported,
+    monkeypatch,
+):
     findings, _ = check_export(trained_on_tiny, read_files(exported), "target.path=/gone does not exist")
     assert [item for item in findings if item.level == "skipped"] == [
         Finding("target", "skipped", "no target to compare with"),
@@ -120,17 +112,13 @@ def test_what_an_export_cannot_measure_is_skipped_with_the_reason(
 @pytest.mark.parametrize(
     ("simulated", "level"), [({3: 1.04, 7: 1.2}, "warning"), ({3: 1.05, 7: 1.2}, "error"), ({}, "error")]
 )
-def test_an_export_is_excused_where_training_simulated_too_short_an_accept_length(
-    simulated: dict[int, float], level: str, trained_on_tiny: TrainedHead
-) -> None:
+def test_an_export_is_excused_where_training_simulated_too_short_an_accept_length(simulated, level, trained_on_tiny):
     trained, finding = with_record(trained_on_tiny, simulated_accept_length=simulated), Finding("x", "error", "short")
     assert excused(finding, trained, 1.05).level == level
     assert excused(replace(finding, level="ok"), trained, 1.05).level == "ok"
 
 
-def test_a_head_of_the_speculators_is_decoded_before_its_layout_is_changed(
-    exported: Path, make_measurer: Callable[..., Measurer], target: Target
-) -> None:
+def test_a_head_of_the_speculators_is_decoded_before_its_layout_is_changed(exported, make_measurer, target):
     head = Editable(exported)
     as_speculators(head, target.embedding)
     head.save()
@@ -138,7 +126,7 @@ def test_a_head_of_the_speculators_is_decoded_before_its_layout_is_changed(
     assert found["layout"] == "error" and found["accept_length"] != "skipped"
 
 
-def test_a_head_that_cannot_be_decoded_is_not(exported: Path, make_measurer: Callable[..., Measurer]) -> None:
+def test_a_head_that_cannot_be_decoded_is_not(exported, make_measurer):
     head = Editable(exported)
     name_layers(head.config, [1, 3, 99])
     head.save()

@@ -1,6 +1,5 @@
 """Prompts that heads are measured on: those that training held out, and conversations of any shape."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from eagle3.errors import InputError
 from eagle3.features.split import split_fraction
 from eagle3.head_files.files import read_files
 from eagle3.prompts import Source
-from eagle3.serving.check.accept_length import Measurer
 from eagle3.serving.check.prompts import (
     file_conversations,
     longest_prompt,
@@ -39,7 +37,7 @@ def talk(*texts: Any) -> list[dict[str, Any]]:
     return [turn for turn in turns if turn["content"] is not None]
 
 
-def test_validation_prompts_are_the_tokens_before_each_answer_of_the_lowest_shares(store_path: Path) -> None:
+def test_validation_prompts_are_the_tokens_before_each_answer_of_the_lowest_shares(store_path):
     features = open_store(store_path)
     samples = [features.read(ref) for ref in features.samples]
     samples = sorted(
@@ -63,7 +61,7 @@ def test_validation_prompts_are_the_tokens_before_each_answer_of_the_lowest_shar
         validation_prompts(replace(store, hash="other"), limit=3, **first)
 
 
-def test_validation_prompts_are_those_of_the_training_where_the_store_has_gained_samples(store_path: Path) -> None:
+def test_validation_prompts_are_those_of_the_training_where_the_store_has_gained_samples(store_path):
     features = open_store(store_path)
     shards = features.samples.shards_by_store()
     facts = {"path": str(store_path), "hash": features.fingerprint, "shards": shards, "val_fraction": 0.5}
@@ -93,9 +91,7 @@ def source_of(folder: Path, rows: list[dict]) -> Source:
     return source
 
 
-def test_prompts_of_every_shape_are_measured_turn_by_turn_or_only_the_first(
-    make_measurer: Callable[..., Measurer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_of_every_shape_are_measured_turn_by_turn_or_only_the_first(make_measurer, tmp_path, monkeypatch):
     measurer = make_measurer()
     asked = partial(file_conversations, measurer.chat, source_of(tmp_path, ROWS), limit=None, max_length=99)
     found = replace(measurer, asked=asked(turns="first")).prompts(None)
@@ -111,9 +107,7 @@ def test_prompts_of_every_shape_are_measured_turn_by_turn_or_only_the_first(
     assert (every.conversations, every.turns, every.left_out) == ([0, 1, 2, 2, 3], "all", found.left_out)
 
 
-def test_a_later_prompt_has_the_targets_greedy_answer_where_the_row_has_none(
-    make_measurer: Callable[..., Measurer], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_later_prompt_has_the_targets_greedy_answer_where_the_row_has_none(make_measurer, tmp_path, caplog):
     rows = [{"turns": ["Hi", "And then?", "Why?"]}, {"turns": ["Name a colour.", "Another."]}, {"prompt": "Hi"}]
     measurer = make_measurer()
     source = source_of(tmp_path, rows)
@@ -132,7 +126,7 @@ def test_a_later_prompt_has_the_targets_greedy_answer_where_the_row_has_none(
     assert "2 of 2 answers that later prompts need were cut at max_new_tokens=6" in caplog.text
 
 
-def test_answers_of_the_row_are_the_history_as_they_are(tmp_path: Path) -> None:
+def test_answers_of_the_row_are_the_history_as_they_are(tmp_path):
     texts = ("Hi", "Ho", "And then?", "<think>Hm.</think>\n\nThis.", "Why?", "Because.")
     rows = [{"messages": talk(*texts)}, {"messages": talk("Hi", [{"type": "image"}], "And then?")}]
     chat = tiny_chat(reasoning_parser=["<think>", "</think>"])
@@ -144,7 +138,7 @@ def test_answers_of_the_row_are_the_history_as_they_are(tmp_path: Path) -> None:
     assert prompts == [chat.prompt_ids(talk(*seen[:count])) for count in (1, 3, 5)]
 
 
-def test_stored_calls_and_results_of_tools_are_history_too(tmp_path: Path) -> None:
+def test_stored_calls_and_results_of_tools_are_history_too(tmp_path):
     (tmp_path / "tools.jinja").write_text(
         "{{ tools[0].function.name if tools }}{% for m in messages %}{{ m.role }}:{{ m.content }}"
         "{% for call in m.tool_calls or [] %}{{ call.function.arguments.x }}{% endfor %}<|im_end|>{% endfor %}"
@@ -161,7 +155,7 @@ def test_stored_calls_and_results_of_tools_are_history_too(tmp_path: Path) -> No
         asked.following(chat.encode("look_up again"))
 
 
-def test_a_conversation_ends_before_a_prompt_that_cannot_be_made_and_the_reason_is_counted(tmp_path: Path) -> None:
+def test_a_conversation_ends_before_a_prompt_that_cannot_be_made_and_the_reason_is_counted(tmp_path):
     rows = [{"messages": talk("Hi", "Ho", "word " * 999, "So.", "And then?")}, {"prompt": "Hi"}]
     chat = tiny_chat(reasoning_parser=["<think>", "</think>"])
     found = file_conversations(chat, source_of(tmp_path, rows), turns="all", limit=None, max_length=200)
@@ -175,9 +169,7 @@ def test_a_conversation_ends_before_a_prompt_that_cannot_be_made_and_the_reason_
         lacking.following(chat.encode("<think>Hm"))
 
 
-def test_answers_of_all_turns_are_lossless_and_the_error_is_over_conversations(
-    make_measurer: Callable[..., Measurer], exported: Path, tmp_path: Path
-) -> None:
+def test_answers_of_all_turns_are_lossless_and_the_error_is_over_conversations(make_measurer, exported, tmp_path):
     rows = [{"turns": ["Hi", "And then?"]}, {"prompt": "Name a colour."}, {"turns": ["Why?", "How?"]}]
     measurer = make_measurer()
     asked = file_conversations(measurer.chat, source_of(tmp_path, rows), turns="all", limit=2, max_length=99)
@@ -194,7 +186,7 @@ def test_answers_of_all_turns_are_lossless_and_the_error_is_over_conversations(
     assert measurer.summary(decoded, prompts).standard_error == pytest.approx(0.25)
 
 
-def test_prompts_of_a_file_are_rendered_with_their_own_variables_and_tools(tmp_path: Path) -> None:
+def test_prompts_of_a_file_are_rendered_with_their_own_variables_and_tools(tmp_path):
     template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}{{ 'Think:' if thinking }}"
     (tmp_path / "modes.jinja").write_text(template + "{{ tools[0].function.name if tools }}")
     rows = [{"prompt": "Hi"}, {"prompt": "Hi", "chat_template_kwargs": {"thinking": True}}]
@@ -205,7 +197,7 @@ def test_prompts_of_a_file_are_rendered_with_their_own_variables_and_tools(tmp_p
     assert [chat.decode(turn.ids) for turn in found.first] == texts
 
 
-def test_the_longest_prompt_leaves_room_for_its_answer_the_drafts_and_the_token_behind_them() -> None:
+def test_the_longest_prompt_leaves_room_for_its_answer_the_drafts_and_the_token_behind_them():
     def longest(context: int) -> int:
         return longest_prompt(LlamaConfig(max_position_embeddings=context), max_new_tokens=20, steps=7)
 
@@ -214,7 +206,7 @@ def test_the_longest_prompt_leaves_room_for_its_answer_the_drafts_and_the_token_
         longest(28)
 
 
-def test_a_column_of_the_users_choice_groups_the_prompts(tmp_path: Path) -> None:
+def test_a_column_of_the_users_choice_groups_the_prompts(tmp_path):
     """As SPEED-Bench's categories, in its columns: `source` is there too, and says something else."""
     rows = [
         {"question_id": str(number), "category": category, "turns": [f"Question {number}", "And then?"], "source": web}

@@ -58,7 +58,7 @@ def checked(folder: Path, facts: TargetFacts) -> None:
 
 
 @pytest.mark.parametrize("layout", ["every key", "speculators"])
-def test_no_value_of_a_wrong_type_in_config_json_is_a_traceback(layout: str, head: Path, facts: TargetFacts) -> None:
+def test_no_value_of_a_wrong_type_in_config_json_is_a_traceback(layout, head, facts):
     edited = Editable(head)
     if layout == "speculators":
         as_speculators(edited, torch.zeros(4096, 192))
@@ -75,12 +75,12 @@ def test_no_value_of_a_wrong_type_in_config_json_is_a_traceback(layout: str, hea
 
 @pytest.mark.parametrize("text", TEXTS, ids=[text[:12] for text in TEXTS])
 @pytest.mark.parametrize("file", ["config.json", INDEX, "training.json"])
-def test_no_content_of_a_file_is_a_traceback(file: str, text: str, head: Path, facts: TargetFacts) -> None:
+def test_no_content_of_a_file_is_a_traceback(file, text, head, facts):
     (head / file).write_text(text, encoding="latin-1")
     checked(head, facts)
 
 
-def test_a_damaged_index_names_the_key_and_the_value(head: Path, facts: TargetFacts) -> None:
+def test_a_damaged_index_names_the_key_and_the_value(head, facts):
     weight_map = {"fc.weight": "model.safetensors", "norm.weight": "model.safetensors"}
     for name, changed in mutations({"metadata": {"total_size": 1}, "weight_map": weight_map}):
         (head / INDEX).write_text(json.dumps(changed))
@@ -97,9 +97,7 @@ def test_a_damaged_index_names_the_key_and_the_value(head: Path, facts: TargetFa
         (torch.bool, (2, 2, 2)), (torch.int64, (64,)),
     ],
 )  # fmt: skip
-def test_no_dtype_or_shape_of_a_tensor_is_a_traceback(
-    dtype: torch.dtype, shape: tuple[int, ...], head: Path, facts: TargetFacts
-) -> None:
+def test_no_dtype_or_shape_of_a_tensor_is_a_traceback(dtype, shape, head, facts):
     whole = (head / "model.safetensors").read_bytes()
     for name in ("d2t", "t2d", "fc.weight", "norm.weight", "embed_tokens.weight", "\x1b[31m"):
         edit_tensors(
@@ -110,7 +108,7 @@ def test_no_dtype_or_shape_of_a_tensor_is_a_traceback(
         (head / "model.safetensors").write_bytes(whole)
 
 
-def test_a_config_with_too_many_levels_is_refused(head: Path) -> None:
+def test_a_config_with_too_many_levels_is_refused(head):
     config = json.loads((head / "config.json").read_text())
     value: list[Any] = []
     for _ in range(900):  # JSON that can be read, and that fails in whatever walks through it

@@ -82,7 +82,7 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_the_table_is_what_compare_json_says_of_each_seed(compared: Any) -> None:
+def test_the_table_is_what_compare_json_says_of_each_seed(compared):
     out, done = compared
     found = read_sealed_json(out / "compare.json", made_by="")
     lines = [cells(line) for line in done.stdout.splitlines() if line.startswith("| greedy")]
@@ -113,7 +113,7 @@ def in_words(values: list[float], sign: str) -> list[str]:
     return [f"{mean:{sign}.3f}", f"[{mean - half:{sign}.3f}, {mean + half:{sign}.3f}]"]
 
 
-def test_the_console_has_a_sentence_for_each_chain_and_the_files_the_sources(compared: Any) -> None:
+def test_the_console_has_a_sentence_for_each_chain_and_the_files_the_sources(compared):
     out, done = compared
     pattern = (
         r"optim.lr=0.03 - optim.lr=0.0001: [+-]\d.\d{3}( \[.*\])? in a chain of \d, greedy, over 2 seeds: [a-z ,;]+"
@@ -132,7 +132,7 @@ def test_the_console_has_a_sentence_for_each_chain_and_the_files_the_sources(com
     assert page.index("## Seed 0") < page.index("## Seed 1")
 
 
-def test_wandb_has_the_same_numbers(compared: Any, trained: Path) -> None:
+def test_wandb_has_the_same_numbers(compared, trained):
     out, _ = compared
     [file] = out.glob("wandb/offline-run-*/files/media/table/compare_*.table.json")
     table = json.loads(file.read_text())
@@ -149,9 +149,7 @@ def test_wandb_has_the_same_numbers(compared: Any, trained: Path) -> None:
     assert b"losses-compared" in content and b"git_revision" in content  # its name, and settings
 
 
-def test_what_is_there_is_not_made_again(
-    again: Callable[..., Any], compared: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_there_is_not_made_again(again, compared, monkeypatch):
     for module, name in ((commands, "write_checked"), (kept, "answers_at"), (kept, "measure_job")):
         monkeypatch.setattr(module, name, None)
     before = read_sealed_json(compared[0] / "compare.json", made_by="")
@@ -159,9 +157,7 @@ def test_what_is_there_is_not_made_again(
     assert [found[key] for key in ("settings", "rows")] == [before[key] for key in ("settings", "rows")]
 
 
-def test_a_comparison_that_was_stopped_measures_what_is_missing(
-    again: Callable[..., Any], compared: Any, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_that_was_stopped_measures_what_is_missing(again, compared, trained, tmp_path, monkeypatch):
     folder = Path(shutil.copytree(trained, tmp_path / "losses"))
     shutil.rmtree(folder / "1" / "head")
     for job in "0123":
@@ -188,9 +184,7 @@ def test_a_comparison_that_was_stopped_measures_what_is_missing(
     assert (measured, exported) == (["0", "1", "2", "2", "3"], ["1"])
 
 
-def test_other_questions_and_other_answers_are_measured_again(
-    again: Callable[..., Any], trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_questions_and_other_answers_are_measured_again(again, trained, monkeypatch):
     measured: list[str] = []
     measure_job = kept.measure_job
     monkeypatch.setattr(kept, "measure_job", lambda job, *rest: measured.append(job.name) or measure_job(job, *rest))
@@ -227,7 +221,7 @@ def row(seed: str, head: str, value: float, difference: float | None) -> dict[st
         ([0.2], "b - a: +0.200 [+0.100, +0.300] in a chain of 3, greedy, over one seed, 9 conversations: longer"),
     ],
 )
-def test_a_verdict_says_what_the_interval_says(gains: list[float], said: str) -> None:
+def test_a_verdict_says_what_the_interval_says(gains, said):
     rows = [row(str(seed), "a", 2.0, None) for seed in range(len(gains))]
     rows += [row(str(seed), "b", 2.0 + gain, gain) for seed, gain in enumerate(gains)]
     assert [each["verdict"] for each in setting_rows(rows)] == [None, said]
@@ -235,7 +229,7 @@ def test_a_verdict_says_what_the_interval_says(gains: list[float], said: str) ->
     assert said in settings_page(setting_rows(rows), prompts)
 
 
-def test_settings_without_a_seed_in_common_have_no_difference() -> None:
+def test_settings_without_a_seed_in_common_have_no_difference():
     _, other = setting_rows([row("0", "a", 2.0, None), row("1", "b", 2.5, None)])
     assert (other["pairs"], other["difference"]) == (0, None)
     assert verdict(other, "a") == "b - a in a chain of 3, greedy: no seed in common"
@@ -257,7 +251,7 @@ def job(folder: Path, name: str, number: int, *settings: str, checkpoint: bool =
         write_sealed_json(folder / name / "result.json", told)
 
 
-def test_jobs_are_in_the_order_of_the_sweep_and_what_lacks_a_head_is_named(tmp_path: Path, caplog: Any) -> None:
+def test_jobs_are_in_the_order_of_the_sweep_and_what_lacks_a_head_is_named(tmp_path, caplog):
     for number in range(12):
         job(tmp_path, str(number), number, "data.path=x", f"optim.lr={number // 2}", f"seed={number % 2}")
     job(tmp_path, "12", 12, "data.path=x", "optim.lr=0", "seed=1")
@@ -271,7 +265,7 @@ def test_jobs_are_in_the_order_of_the_sweep_and_what_lacks_a_head_is_named(tmp_p
     assert caplog.messages == [line]
 
 
-def test_a_folder_without_a_finished_job_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_without_a_finished_job_is_one_line(tmp_path):
     with pytest.raises(InputError, match=f"sweep={tmp_path} has no jobs of a sweep; give the folder of one"):
         find_jobs(tmp_path)
     job(tmp_path, "0", 0, "seed=0", result=False)
@@ -279,7 +273,7 @@ def test_a_folder_without_a_finished_job_is_one_line(tmp_path: Path) -> None:
         find_jobs(tmp_path)
 
 
-def test_intervals_over_seeds_name_the_extra_that_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intervals_over_seeds_name_the_extra_that_they_need(tmp_path, monkeypatch):
     for number in range(2):
         job(tmp_path, str(number), number, f"seed={number}")
     run = serve_run("compare", f"sweep={tmp_path}", "heads=null")

@@ -65,13 +65,13 @@ def of_hub(files: HeadFiles) -> HeadFiles:
     return of_target(files, "meta-llama/Llama-3.1-8B-Instruct")
 
 
-def test_what_was_decoded_stands_above_what_was_simulated(files: HeadFiles) -> None:
+def test_what_was_decoded_stands_above_what_was_simulated(files):
     assert files.record is not None
     [*rows] = accept_lengths(replace(files.record, accept_length=measured())).splitlines()[2:]
     assert "decoded" in rows[0] and all("simulated" in row for row in rows[1:]) and len(rows) == 3
 
 
-def test_the_front_matter_is_what_the_hub_reads(files: HeadFiles) -> None:
+def test_the_front_matter_is_what_the_hub_reads(files):
     data = TrainingData(prompts=3, licenses=Counter({"Apache-2.0": 3}), origins=Counter({"web": 3}))
     told = ModelCard(model_card(of_hub(files), SETTINGS, DRAFT, data)).data.to_dict()
     assert told["base_model"] == "meta-llama/Llama-3.1-8B-Instruct"
@@ -81,7 +81,7 @@ def test_the_front_matter_is_what_the_hub_reads(files: HeadFiles) -> None:
         assert license_of(TrainingData(licenses=Counter(licenses))) == word
 
 
-def test_the_text_says_what_was_measured_and_set_and_no_place_of_this_machine(files: HeadFiles) -> None:
+def test_the_text_says_what_was_measured_and_set_and_no_place_of_this_machine(files):
     local = of_target(files, "/disk/of/anna/models/tiny")
     text = model_card(local, SETTINGS | {"data.source": "/disk/of/anna/x"}, DRAFT, None)
     assert "| 7 drafts in a row | 2.500 |" in text and "| optim.lr | 0.003 |" in text
@@ -90,7 +90,7 @@ def test_the_text_says_what_was_measured_and_set_and_no_place_of_this_machine(fi
     assert "anna" not in text and "base_model" not in text
 
 
-def test_the_command_has_the_flags_that_launch_gives(files: HeadFiles) -> None:
+def test_the_command_has_the_flags_that_launch_gives(files):
     text = model_card(of_hub(files), SETTINGS, DRAFT, None)
     words = launch_command(defaults.launch(), SimpleNamespace(path="T", revision=None), DRAFT)
     flags = dict(pairwise(words))
@@ -99,7 +99,7 @@ def test_the_command_has_the_flags_that_launch_gives(files: HeadFiles) -> None:
         assert f"{flag} {value}" in text
 
 
-def test_the_card_has_a_command_for_each_server_that_can_serve_the_head(make_files: Callable[..., HeadFiles]) -> None:
+def test_the_card_has_a_command_for_each_server_that_can_serve_the_head(make_files):
     everywhere = model_card(of_hub(make_files()), SETTINGS, DRAFT, None)
     assert "SGLang, vLLM and llama.cpp can serve this head." in everywhere
     for command in ("sglang.launch_server", "vllm serve meta-llama/", "llama-server -m target.gguf -md head.gguf"):
@@ -119,7 +119,7 @@ def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_licences_origins_and_credits_come_from_the_ledger(answered: Path, files: HeadFiles) -> None:
+def test_licences_origins_and_credits_come_from_the_ledger(answered, files):
     assert files.record is not None
     write_card(with_origin(files, path=str(answered / "features")), SETTINGS, DRAFT)
     text = (files.path / "README.md").read_text()
@@ -129,14 +129,14 @@ def test_licences_origins_and_credits_come_from_the_ledger(answered: Path, files
     assert ModelCard(text).data.license == "other"
 
 
-def test_prompts_that_were_answered_twice_are_counted_once(answered: Path, files: HeadFiles) -> None:
+def test_prompts_that_were_answered_twice_are_counted_once(answered, files):
     write_card(with_origin(files, path=[str(answered / "features"), str(answered / "again")]), SETTINGS, DRAFT)
     text = (files.path / "README.md").read_text()
     assert "7 prompts, answered 14 times in all." in text and "| MIT | 3 |" in text
     assert text.count("credit to Ours Ltd") == text.count("of these prompts the target wrote itself") == 1
 
 
-def test_a_ledger_of_other_prompts_than_were_answered_is_not_taken(answered: Path) -> None:
+def test_a_ledger_of_other_prompts_than_were_answered_is_not_taken(answered):
     assert training_data(str(answered / "features")) is not None
     write_sealed_json(answered / "prompts" / "ledger.json", LEDGER | {"sha256": "later"})
     assert training_data(str(answered / "features")) is None

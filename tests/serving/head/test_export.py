@@ -36,7 +36,7 @@ def trained(tmp_path: Path) -> TrainedHead:
     return read_trained(save_checkpoint(tmp_path / "run/checkpoints/best-step9-accept2.000.ckpt", written))
 
 
-def test_a_checkpoint_becomes_the_head_and_its_record(trained: TrainedHead, tmp_path: Path) -> None:
+def test_a_checkpoint_becomes_the_head_and_its_record(trained, tmp_path):
     export_head(trained, tmp_path / "head", versions={"torch": "x"})
     loaded, record = load_head(tmp_path / "head", num_layers=8), read_record(tmp_path / "head", made_by="this test")
     weights = {name: weight.bfloat16() for name, weight in trained.head.named_parameters()}
@@ -48,7 +48,7 @@ def test_a_checkpoint_becomes_the_head_and_its_record(trained: TrainedHead, tmp_
     assert record.checkpoint == "run/checkpoints/best-step9-accept2.000.ckpt"
 
 
-def test_a_head_is_of_a_checkpoint_until_that_is_another_or_written_again(trained: TrainedHead, tmp_path: Path) -> None:
+def test_a_head_is_of_a_checkpoint_until_that_is_another_or_written_again(trained, tmp_path):
     head, best = tmp_path / "head", tmp_path / trained.record.checkpoint
     assert not is_export_of(head, best)
     export_head(trained, head, versions={})
@@ -58,7 +58,7 @@ def test_a_head_is_of_a_checkpoint_until_that_is_another_or_written_again(traine
     assert not is_export_of(head, best)
 
 
-def test_the_best_checkpoint_of_a_run_is_found_where_the_run_is_now(trained: TrainedHead, tmp_path: Path) -> None:
+def test_the_best_checkpoint_of_a_run_is_found_where_the_run_is_now(trained, tmp_path):
     run, best = tmp_path / "run", tmp_path / trained.record.checkpoint
     (run / "checkpoints/last.ckpt").write_bytes(best.read_bytes())
     assert find_checkpoint(run=str(run), checkpoint=None) == best
@@ -71,14 +71,14 @@ def test_the_best_checkpoint_of_a_run_is_found_where_the_run_is_now(trained: Tra
         find_checkpoint(run=str(tmp_path / "nothing"), checkpoint=None)
 
 
-def test_the_target_is_the_recorded_one_unless_another_is_named(trained: TrainedHead) -> None:
+def test_the_target_is_the_recorded_one_unless_another_is_named(trained):
     recorded, unset = trained.record.origin.target, defaults.target(path=None, revision="main")
     assert recorded_settings(unset, recorded) == replace(unset, path="tiny", revision=None)
     named = replace(unset, path="here")
     assert recorded_settings(named, recorded) == named
 
 
-def test_an_older_export_is_replaced_and_anything_else_left_alone(trained: TrainedHead, tmp_path: Path) -> None:
+def test_an_older_export_is_replaced_and_anything_else_left_alone(trained, tmp_path):
     head = tmp_path / "head"
     export_head(trained, head, versions={})
     (head / "model-00001-of-00002.safetensors").touch()
@@ -96,24 +96,20 @@ def test_an_older_export_is_replaced_and_anything_else_left_alone(trained: Train
 
 
 @pytest.mark.parametrize("place", [".", "..", "/", "/proc"])
-def test_a_folder_that_cannot_be_replaced_is_one_line(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_replaced_is_one_line(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=rf"head={place} is .* cannot be replaced; name a folder in it"):
         require_replaceable(Path(place))
 
 
-def test_two_exports_into_one_folder_do_not_mix(trained: TrainedHead, tmp_path: Path) -> None:
+def test_two_exports_into_one_folder_do_not_mix(trained, tmp_path):
     with replacing(tmp_path / "head"), pytest.raises(InputError, match="is being written by process"):
         export_head(trained, tmp_path / "head", versions={})
     export_head(trained, tmp_path / "head", versions={})
 
 
 @pytest.mark.parametrize("exchanges", [True, False], ids=["names exchanged at once", "renamed one by one"])
-def test_a_kill_at_any_instant_leaves_a_whole_head(
-    exchanges: bool, trained: TrainedHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_at_any_instant_leaves_a_whole_head(exchanges, trained, tmp_path, monkeypatch):
     """Each state between two steps on disk is copied, as a kill would leave it; then `check` and an export find it."""
     head, states = tmp_path / "now/head", tmp_path / "states"
     export_head(trained, head, versions={"torch": "old"})
@@ -147,7 +143,7 @@ def test_a_kill_at_any_instant_leaves_a_whole_head(
     assert found == {"old", "new"} and len(kept) == (2 if exchanges else 6)
 
 
-def test_paths_in_the_record_are_as_seen_from_the_folder_of_the_head(trained: TrainedHead, tmp_path: Path) -> None:
+def test_paths_in_the_record_are_as_seen_from_the_folder_of_the_head(trained, tmp_path):
     target = replace(trained.record.origin.target, name=str(tmp_path / "here/models/mine"))
     head = tmp_path / "here/head"
     export_head(with_origin(trained, target=target), head, versions={})

@@ -80,7 +80,7 @@ def publish(head: Path, tmp_path: Path) -> Publish:
     return run
 
 
-def test_the_numbers_of_the_card_are_those_of_the_results(publish: Publish) -> None:
+def test_the_numbers_of_the_card_are_those_of_the_results(publish):
     out = publish()
     require_numbers_of_results(out)
     lines = as_dicts(out)
@@ -96,7 +96,7 @@ def test_the_numbers_of_the_card_are_those_of_the_results(publish: Publish) -> N
         require_numbers_of_results(out)
 
 
-def test_the_folder_has_all_that_is_published_and_is_a_head_still(publish: Publish, head: Path, tmp_path: Path) -> None:
+def test_the_folder_has_all_that_is_published_and_is_a_head_still(publish, head, tmp_path):
     (tmp_path / "made.txt").write_text(f"python train.py data.path={Path.home()}/features\n")
     (tmp_path / "notes.md").write_text("Made for questions about Linux.\n")
     out = publish(
@@ -124,7 +124,7 @@ def test_the_folder_has_all_that_is_published_and_is_a_head_still(publish: Publi
         publish()
 
 
-def test_results_of_another_head_or_command_are_refused(publish: Publish, tmp_path: Path) -> None:
+def test_results_of_another_head_or_command_are_refused(publish, tmp_path):
     compared = tmp_path / "compare.json"
     other = json.loads(compared.read_text())
     other["heads"]["head"]["sha256"]["model.safetensors"] = "0" * 64
@@ -141,9 +141,7 @@ def test_results_of_another_head_or_command_are_refused(publish: Publish, tmp_pa
     assert not (tmp_path / "published").exists()
 
 
-def test_the_target_is_that_of_the_training_and_heads_of_other_trainers_are_refused(
-    publish: Publish, head: Path, tmp_path: Path
-) -> None:
+def test_the_target_is_that_of_the_training_and_heads_of_other_trainers_are_refused(publish, head, tmp_path):
     other = tmp_path / "target"
     other.mkdir()
     for file in TINY.iterdir():

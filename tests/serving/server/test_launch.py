@@ -4,7 +4,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from eagle3.engine.endpoint import is_reachable
 from eagle3.engine.process import Server
 from eagle3.errors import InputError
 from eagle3.serving.server.launch import announce, launch
-from eagle3.target.files import TargetFiles, read_target_files
+from eagle3.target.files import read_target_files
 
 TINY = ASSETS / "tiny"
 CHAIN: dict[str, Any] = {"steps": 3, "topk": 1, "draft_tokens": None}
@@ -28,13 +28,13 @@ CHAIN: dict[str, Any] = {"steps": 3, "topk": 1, "draft_tokens": None}
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["Ctrl-C", "a closed terminal"])
 def test_launch_says_where_it_is_ready_and_ends_with_its_server(
-    number: int,
-    tmp_path: Path,
-    head_folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    number,
+    tmp_path,
+    head_folder,
+    capsys,
+    caplog,
+    monkeypatch,
+):
     def announced(server: Server, information: Mapping[str, Any]) -> None:
         announce(server, information)
         assert is_reachable(server.url)
@@ -72,13 +72,13 @@ def of_an_own_kind(head: Path) -> None:
     ids=["own kind", "nothing", "no head", "no weights"],
 )
 def test_dry_run_prints_the_command_of_a_head_reads_no_weights_and_refuses_what_is_none(
-    tmp_path: Path,
-    exported: Path,
-    target_files: TargetFiles,
-    capsys: pytest.CaptureFixture[str],
-    spoil: Callable[[Path], Any],
-    message: str,
-) -> None:
+    tmp_path,
+    exported,
+    target_files,
+    capsys,
+    spoil,
+    message,
+):
     def run(**changes: Any) -> str:
         changed = replace(settings, **changes)
         launch(changed, target_files, Draft(head=str(exported), **CHAIN), dry_run=True, folder=tmp_path / "out")
@@ -98,18 +98,14 @@ def test_dry_run_prints_the_command_of_a_head_reads_no_weights_and_refuses_what_
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_a_window_that_the_server_would_not_start_with_is_refused(
-    target_files: TargetFiles, head_folder: Path, tmp_path: Path, dry_run: bool
-) -> None:
+def test_a_window_that_the_server_would_not_start_with_is_refused(target_files, head_folder, tmp_path, dry_run):
     settings = launch_settings(sglang_site(tmp_path), extra_flags={"attention-backend": "triton"})
     draft = Draft(head=str(head_folder), **CHAIN, draft_window=512)
     with pytest.raises(InputError, match=r"^draft_window=512: SGLang 0\.5\.17 does not start"):
         launch(settings, target_files, draft, dry_run=dry_run, folder=tmp_path)
 
 
-def test_a_head_with_errors_is_not_launched_and_dry_run_shows_them_alone(
-    tmp_path: Path, exported: Path, target_files: TargetFiles, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_head_with_errors_is_not_launched_and_dry_run_shows_them_alone(tmp_path, exported, target_files, caplog):
     def run(*, dry_run: bool) -> str:
         caplog.clear()
         draft = Draft(head=str(exported), **CHAIN)
@@ -129,9 +125,7 @@ def test_a_head_with_errors_is_not_launched_and_dry_run_shows_them_alone(
         assert ("ok       tensors" in caplog.text) is not dry_run
 
 
-def test_a_missing_sglang_is_reported_before_the_table_of_the_head(
-    tmp_path: Path, head_folder: Path, target_files: TargetFiles, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_sglang_is_reported_before_the_table_of_the_head(tmp_path, head_folder, target_files, caplog):
     settings = launch_settings(tmp_path, env=None)
     with caplog.at_level("INFO"), pytest.raises(InputError, match="has no SGLang"):
         launch(settings, target_files, Draft(head=str(head_folder), **CHAIN), dry_run=False, folder=tmp_path)
@@ -142,8 +136,8 @@ def test_a_missing_sglang_is_reported_before_the_table_of_the_head(
     ("launched", "refused"), [({}, True), ({"dtype": "half"}, False), ({"extra_flags": {"dtype": "half"}}, False)]
 )
 def test_a_head_in_another_dtype_than_the_target_is_launched_where_sglang_is_told_one_for_both(
-    launched: dict[str, Any], refused: bool, tmp_path: Path, exported: Path, without_weights: Path
-) -> None:
+    launched, refused, tmp_path, exported, without_weights
+):
     edit_json(without_weights / "config.json", dtype="float16")
     target = read_target_files(path=str(without_weights))
     settings, draft = launch_settings(tmp_path, **launched), Draft(head=str(exported), **CHAIN)

@@ -17,7 +17,7 @@ from eagle3.serving.check.turns import Turn, first_turn
 from eagle3.serving.server.load import Agreement, LoadResult, PlainAnswers, measure_load, tokens_until
 
 
-def test_answers_and_counts_are_those_of_the_decoder() -> None:
+def test_answers_and_counts_are_those_of_the_decoder():
     decoder = Speculator(small_target(), small_head(), LAYERS)
     with serving(head_server()) as url:
         result = load(url)
@@ -32,14 +32,14 @@ def test_answers_and_counts_are_those_of_the_decoder() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_no_more_requests_run_at_once_than_asked_for_and_no_fewer(concurrency: int) -> None:
+def test_no_more_requests_run_at_once_than_asked_for_and_no_fewer(concurrency):
     server = head_server()
     with serving(server) as url:
         load(url, concurrency=concurrency)
     assert server.most_running == concurrency
 
 
-def test_warm_up_is_sent_before_the_cache_is_emptied_and_counts_nowhere() -> None:
+def test_warm_up_is_sent_before_the_cache_is_emptied_and_counts_nowhere():
     server = head_server()
     with serving(server) as url:
         result = load(url, warmup=2)
@@ -48,7 +48,7 @@ def test_warm_up_is_sent_before_the_cache_is_emptied_and_counts_nowhere() -> Non
     assert server.received_at_flush == [2 * 3]
 
 
-def test_failed_requests_are_counted_with_their_reason_and_the_others_are_measured() -> None:
+def test_failed_requests_are_counted_with_their_reason_and_the_others_are_measured():
     with serving(head_server()) as url:
         result = load(url, [PROMPT, [], PROMPT[:5]])
     assert [answer.error for answer in result.answers] == [None, "HTTP 400 Bad Request: input_ids is empty", None]
@@ -58,13 +58,13 @@ def test_failed_requests_are_counted_with_their_reason_and_the_others_are_measur
     assert all(answer.error and answer.error.startswith("ClientConnectorError") for answer in result.failed)
 
 
-def test_each_event_of_a_stream_brings_the_same_part_of_the_answer() -> None:
+def test_each_event_of_a_stream_brings_the_same_part_of_the_answer():
     answer = ServedAnswer(output_tokens=10, events_s=(0.5, 0.7, 1.5, 2.2, 2.5))
     assert [tokens_until(seconds, answer) for seconds in (0.4, 0.5, 2.0, 2.5, 9)] == [0, 2, 6, 10, 10]
     assert tokens_until(9, ServedAnswer(error="HTTP 500")) == 0
 
 
-def test_the_end_of_a_load_when_places_are_idle_counts_for_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_load_when_places_are_idle_counts_for_no_rate(monkeypatch):
     async def late_third(session: Any, url: str, prompt_ids: list[int], *, sampling: Any) -> ServedAnswer:
         if prompt_ids == [1]:
             await third_sent.wait()
@@ -91,7 +91,7 @@ def questions(count: int = 3) -> Turn:
     return first_turn(tiny_chat(), {"messages": TALK[:count]}, "all", 999)
 
 
-def test_a_turn_is_sent_with_the_servers_own_answers_to_the_turns_before_it() -> None:
+def test_a_turn_is_sent_with_the_servers_own_answers_to_the_turns_before_it():
     server, chat = ProtocolServer(plain(tiny_target()), {}), tiny_chat()
     with serving(server) as url:
         result = measure_load(url, [questions(), questions(2)], **LOAD, concurrency=1)
@@ -109,7 +109,7 @@ def test_a_turn_is_sent_with_the_servers_own_answers_to_the_turns_before_it() ->
     assert result.full_tokens == sum(answer.output_tokens for answer in result.answers)
 
 
-def test_places_have_one_conversation_each_at_a_time() -> None:
+def test_places_have_one_conversation_each_at_a_time():
     server = ProtocolServer(plain(tiny_target()), {})
     with serving(server) as url:
         measure_load(url, [questions()] * 4, **LOAD | {"warmup": 1}, concurrency=2)
@@ -120,7 +120,7 @@ def test_places_have_one_conversation_each_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_a_conversation_whose_request_fails_ends_and_is_counted(given: bool) -> None:
+def test_a_conversation_whose_request_fails_ends_and_is_counted(given):
     server = ProtocolServer(plain(tiny_target()), {})
     server.fault = lambda number: web.Response(status=500) if number == 1 else None
     messages = [TALK[0], *([{"role": "assistant", "content": "Ho"}] if given else []), TALK[1]]
@@ -131,7 +131,7 @@ def test_a_conversation_whose_request_fails_ends_and_is_counted(given: bool) -> 
     assert result.ended == {"the request before failed": 1}
 
 
-def test_a_conversation_without_room_for_its_next_turn_ends_and_is_counted() -> None:
+def test_a_conversation_without_room_for_its_next_turn_ends_and_is_counted():
     narrow = first_turn(tiny_chat(), {"messages": TALK}, "all", len(questions().ids))
     with serving(ProtocolServer(plain(tiny_target()), {})) as url:
         result = measure_load(url, [narrow], **LOAD, concurrency=1)
@@ -153,7 +153,7 @@ def made(*answers: tuple[int, ...] | None) -> LoadResult:
     return LoadResult(served, 1.0, 1.0, 0.0, cache_flushed=True)
 
 
-def test_complete_answers_are_compared_with_the_plain_servers_first() -> None:
+def test_complete_answers_are_compared_with_the_plain_servers_first():
     known = PlainAnswers(GREEDY)
     assert known.compared(made((5,)), plain=False).agreement == Agreement(0, 0)  # nothing to compare with
     assert known.compared(made(None), plain=True).agreement == Agreement(0, 0)

@@ -9,7 +9,7 @@ from eagle3.errors import InputError
 from eagle3.serving.tune.candidates import Gain, all_settings, replayed_gains
 
 
-def test_settings_are_chains_of_every_length_and_trees_that_can_be_filled() -> None:
+def test_settings_are_chains_of_every_length_and_trees_that_can_be_filled():
     found = all_settings(steps=[1, 3], topk=[1, 2], draft_tokens=[2, 3, 4, 11, 12], draft_vocab_size=9)
     assert found == [(1, 1, 2), (1, 2, 2), (1, 2, 3), (3, 1, 4), (3, 2, 4), (3, 2, 11)]
 
@@ -21,13 +21,13 @@ def test_settings_are_chains_of_every_length_and_trees_that_can_be_filled() -> N
         ({"topk": [2], "draft_tokens": [3]}, r"holds no tree: it has from steps \+ 1"),
     ],
 )
-def test_bad_settings_name_their_keys(changes: dict, message: str) -> None:
+def test_bad_settings_name_their_keys(changes, message):
     given = {"steps": [3], "topk": [1, 4], "draft_tokens": [8], "draft_vocab_size": 9}
     with pytest.raises(InputError, match=message):
         all_settings(**given | changes)
 
 
-def test_replayed_gains_are_sums_over_answers_with_an_error_over_conversations() -> None:
+def test_replayed_gains_are_sums_over_answers_with_an_error_over_conversations():
     """Two answers of 3 and 4 tokens after the first: drafts are right everywhere (0) or nowhere (9)."""
     right, wrong = torch.zeros(3, 2, 2), torch.full((4, 2, 2), 9.0)
     recording = Recording({1: [right.int(), wrong.int(), wrong.int()[:0]]})  # the third is one token long
@@ -43,7 +43,7 @@ def test_replayed_gains_are_sums_over_answers_with_an_error_over_conversations()
         replayed_gains(Recording({1: [right.int()[:0]]}), [0], [chain])
 
 
-def test_the_predicted_speed_up_falls_with_steps_and_with_verified_tokens_the_more_the_higher_the_load() -> None:
+def test_the_predicted_speed_up_falls_with_steps_and_with_verified_tokens_the_more_the_higher_the_load():
     def predicted(setting: Shape, concurrency: int) -> float:
         return Gain(3.0, 3.0).predicted_speed_up(setting, concurrency=concurrency, compute_bound_tokens=200, step=0.1)
 

@@ -33,8 +33,8 @@ def tune_with(given: TuneSettings, folder: Path, **launch: Any) -> None:
 
 
 def test_the_command_without_timings_replays_every_setting_on_the_users_prompts(
-    tiny_path: Path, tmp_path: Path, head_folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    tiny_path, tmp_path, head_folder, capfd
+):
     rows = ('{"turns": ["Hi", "And then?"]}', '{"prompt": "Grüße, 你好"}', '{"prompt": "left out"}')
     (tmp_path / "chats.jsonl").write_text("\n".join(rows))
     given = (f"target.path={tiny_path}", f"head={head_folder}", f"prompts.path={tmp_path}/chats.jsonl")
@@ -52,9 +52,7 @@ def test_the_command_without_timings_replays_every_setting_on_the_users_prompts(
     assert "Grüße" not in said.out + said.err + (tmp_path / "out" / "tune.json").read_text()
 
 
-def test_replayed_answers_and_requests_end_where_the_answers_of_training_end(
-    tmp_path: Path, head_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replayed_answers_and_requests_end_where_the_answers_of_training_end(tmp_path, head_folder, monkeypatch):
     sampled: list[dict[str, Any]] = []
 
     def stopped(*given: Any) -> NoReturn:
@@ -72,9 +70,7 @@ def test_replayed_answers_and_requests_end_where_the_answers_of_training_end(
     assert [each["stop_token_ids"] for each in sampled] == [[1, 2]]
 
 
-def test_a_search_over_loads_starts_real_servers_and_writes_the_steps_of_each_load(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_over_loads_starts_real_servers_and_writes_the_steps_of_each_load(tmp_path, capsys, monkeypatch):
     known = {setting: gain(setting) for setting in CHAINS if setting.steps == 3}
     monkeypatch.setattr(eagle3.serving.tune.run, "decoder_gains", lambda *_: known)
     tune_with(settings(loads=[1, 2], timed=1), tmp_path, fault="scripted")
@@ -88,9 +84,7 @@ def test_a_search_over_loads_starts_real_servers_and_writes_the_steps_of_each_lo
 
 
 @pytest.mark.parametrize("stopped", ["decoder_gains", "the plain target"])
-def test_stopped_midway_the_message_says_what_is_there(
-    stopped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_midway_the_message_says_what_is_there(stopped, tmp_path, monkeypatch):
     def stop(*given: Any) -> NoReturn:
         raise KeyboardInterrupt
 
@@ -116,9 +110,7 @@ def test_stopped_midway_the_message_says_what_is_there(
         ({}, r"tune\.json is of another search; name a new folder: hydra\.run\.dir=DIR"),
     ],
 )
-def test_a_search_that_cannot_work_is_refused_before_the_decoders_minutes(
-    changes: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_that_cannot_work_is_refused_before_the_decoders_minutes(changes, words, tmp_path, monkeypatch):
     monkeypatch.setattr(eagle3.serving.tune.run, "decoder_gains", lambda *given: pytest.fail("came first"))
     if not changes:
         (tmp_path / "out").mkdir()

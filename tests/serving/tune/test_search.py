@@ -21,14 +21,14 @@ BY_LOAD = (0.0105, 0.00036, 0.0004)  # at load 1: chains of 6, at 8: of 4; at 64
 
 
 @pytest.mark.parametrize("cost", [CHEAP, DEAR], ids=["cheap", "dear"])
-def test_four_timings_find_a_setting_within_a_tenth_of_the_fastest(cost: tuple[float, float, float]) -> None:
+def test_four_timings_find_a_setting_within_a_tenth_of_the_fastest(cost):
     machine = Machine(cost)
     found = tuned(machine)
     assert machine.asked[0] is None and len(machine.asked) == 1 + 4 and len(SETTINGS) == 40
     assert machine.seconds(found.best(4)) <= 1.1 * min(map(machine.seconds, SETTINGS))
 
 
-def test_each_number_of_steps_is_timed_before_a_second_setting_of_the_same() -> None:
+def test_each_number_of_steps_is_timed_before_a_second_setting_of_the_same():
     machine = Machine(CHEAP)
     found = tuned(machine, timed=9)
     timed = [setting.steps for setting in machine.asked if setting]
@@ -37,14 +37,14 @@ def test_each_number_of_steps_is_timed_before_a_second_setting_of_the_same() -> 
     assert [best[setting.steps] for setting in machine.asked[1:8] if setting] == machine.asked[1:8]
 
 
-def test_without_timings_no_server_starts_and_the_ranking_is_the_result(tmp_path: Path) -> None:
+def test_without_timings_no_server_starts_and_the_ranking_is_the_result(tmp_path):
     machine = Machine(CHEAP)
     found = tuned(machine, timed=0)
     assert machine.asked == [] and found.best(4) == found.ranked()[0]
     assert "predicted from tune.assumed, not timed" in report(found, tmp_path)
 
 
-def test_a_setting_that_cannot_run_is_reported_and_the_others_are_timed(tmp_path: Path) -> None:
+def test_a_setting_that_cannot_run_is_reported_and_the_others_are_timed(tmp_path):
     first = next(iter(tuned(Machine(CHEAP)).timed))
     kept: list[int] = [0]
     found = tuned(Machine(CHEAP, broken=(first,)), kept=kept)
@@ -64,7 +64,7 @@ def report(found: Findings, folder: Path) -> str:
     return write_tune_report(found, folder, {"commit": "abc"}, target="TARGET", head="HEAD")
 
 
-def test_the_report_names_the_fastest_timed_setting_and_how_to_serve_with_it(tmp_path: Path) -> None:
+def test_the_report_names_the_fastest_timed_setting_and_how_to_serve_with_it(tmp_path):
     found = tuned(Machine(CHEAP))
     best, said = found.best(4), report(found, tmp_path)
     assert f"{PLAIN_SECONDS / found.timed[best][4].seconds_per_token:.2f} times the speed" in said
@@ -78,14 +78,14 @@ def test_the_report_names_the_fastest_timed_setting_and_how_to_serve_with_it(tmp
     assert row["timed"]["4"]["tpot"]["median"] == found.timed[best][4].seconds_per_token
 
 
-def test_the_commands_to_serve_with_have_the_window_that_was_searched_with(tmp_path: Path) -> None:
+def test_the_commands_to_serve_with_have_the_window_that_was_searched_with(tmp_path):
     said = report(tuned(Machine(CHEAP), draft_window=512), tmp_path)
     assert "--speculative-draft-window-size 512" in said and said.endswith(" draft_window=512")
     by_load = tuned(Machine(BY_LOAD, loads=tuple(LOADS)), loads=LOADS, timed=20, draft_window=512)
     assert " draft_window=512 launch.max_running_requests=22" in report(by_load, tmp_path / "loads")
 
 
-def test_the_table_has_the_plain_target_the_timed_settings_and_the_best_predicted_marked_as_such() -> None:
+def test_the_table_has_the_plain_target_the_timed_settings_and_the_best_predicted_marked_as_such():
     found = tuned(Machine(CHEAP))
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in settings_table(found).splitlines()]
     assert rows[2][0] == "plain target" and "10.00 ms" in rows[2]
@@ -94,7 +94,7 @@ def test_the_table_has_the_plain_target_the_timed_settings_and_the_best_predicte
     assert len(predicted) == 8 and all(row[4] == "" for row in predicted)
 
 
-def test_lost_requests_are_reported(tmp_path: Path) -> None:
+def test_lost_requests_are_reported(tmp_path):
     found = tuned(Machine(CHEAP))
     found.plain[4] = replace(found.plain[4], failed=3)
     assert "3 of 8 requests to the plain target at concurrency 4 failed" in report(found, tmp_path)
@@ -103,7 +103,7 @@ def test_lost_requests_are_reported(tmp_path: Path) -> None:
 # --- the chain of each load, and two pools ---------------------------------------------------------------------------
 
 
-def test_where_the_plain_target_is_faster_at_high_loads_the_advice_is_two_pools(tmp_path: Path) -> None:
+def test_where_the_plain_target_is_faster_at_high_loads_the_advice_is_two_pools(tmp_path):
     machine = Machine(BY_LOAD, loads=tuple(LOADS))
     found = tuned(machine, loads=LOADS, timed=20)
     assert sorted(machine.asked[1:]) == CHAINS  # type: ignore[type-var]
@@ -123,7 +123,7 @@ def test_where_the_plain_target_is_faster_at_high_loads_the_advice_is_two_pools(
     assert (read["steps"], read["plain_from"]) == ({"1": 6, "8": 4, "64": 0}, 23)
 
 
-def test_where_a_chain_pays_at_the_highest_load_the_advice_is_one_pool(tmp_path: Path) -> None:
+def test_where_a_chain_pays_at_the_highest_load_the_advice_is_one_pool(tmp_path):
     found = tuned(Machine(CHEAP, loads=(1, 8)), loads=[1, 8], timed=20)
     said = report(found, tmp_path)
     assert found.plain_from() is None and "one pool of servers, with the head:" in said
@@ -131,7 +131,7 @@ def test_where_a_chain_pays_at_the_highest_load_the_advice_is_one_pool(tmp_path:
     assert f"steps={found.best(1, 8).steps} " in command and "max_running_requests" not in command
 
 
-def test_a_load_between_two_that_pay_is_named_and_does_not_end_the_pool_with_the_head(tmp_path: Path) -> None:
+def test_a_load_between_two_that_pay_is_named_and_does_not_end_the_pool_with_the_head(tmp_path):
     found = tuned(Machine(BY_LOAD, loads=(1, 2, 8, 64)), loads=[1, 2, 8, 64], timed=20)
     found.plain[2] = summary(0.001, 2, None)
     said = report(found, tmp_path)
@@ -141,7 +141,7 @@ def test_a_load_between_two_that_pay_is_named_and_does_not_end_the_pool_with_the
     assert said.count("at a time it has only") == 1
 
 
-def test_the_steps_of_each_load_are_told_to_three_servers(tmp_path: Path) -> None:
+def test_the_steps_of_each_load_are_told_to_three_servers(tmp_path):
     said = report(tuned(Machine(BY_LOAD, loads=tuple(LOADS)), loads=LOADS, timed=20), tmp_path)
     told = json.loads((tmp_path / "tune.json").read_text())["schedules"]
     assert told["SGLang"] == {str(load): {"candidate_steps": [steps]} for load, steps in {1: 6, 3: 4, 23: 0}.items()}
@@ -161,19 +161,19 @@ def test_the_steps_of_each_load_are_told_to_three_servers(tmp_path: Path) -> Non
     assert json.loads(sglang) == told["SGLang"]
 
 
-def test_what_tensorrt_llm_cannot_be_told_is_said() -> None:
+def test_what_tensorrt_llm_cannot_be_told_is_said():
     told = schedules({1: 3, 3: 6}, 64, "HEAD")
     assert told["TensorRT-LLM"] is None and told["vLLM"] is not None
     *_, last = schedule_lines(told)
     assert last == "TensorRT-LLM: cannot be told, its draft_len_schedule must begin with the longest chain"
 
 
-def test_a_chain_begins_halfway_between_the_loads_that_differ() -> None:
+def test_a_chain_begins_halfway_between_the_loads_that_differ():
     assert thresholds({1: 6, 2: 6, 4: 6, 8: 4, 32: 4, 64: 0}) == {1: 6, 6: 4, 46: 0}
     assert thresholds({1: 5, 2: 3}) == {1: 5, 2: 3} and thresholds({4: 2, 8: 2}) == {4: 2}
 
 
-def test_where_nothing_pays_the_advice_is_the_plain_target(tmp_path: Path) -> None:
+def test_where_nothing_pays_the_advice_is_the_plain_target(tmp_path):
     slow = (0.05, 0.01, 0.01)
     assert "no setting beats the plain target at concurrency 4" in report(tuned(Machine(slow)), tmp_path)
     by_load = tuned(Machine(slow, loads=tuple(LOADS)), loads=LOADS)

@@ -29,9 +29,7 @@ from eagle3.target.files import read_target_files
         (ServedAnswer(ttft_s=0.5, latency_s=0.5, output_tokens=1), "all answers are one token long"),
     ],
 )
-def test_a_load_without_a_time_is_refused_with_the_reason(
-    answer: ServedAnswer, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_without_a_time_is_refused_with_the_reason(answer, reason, tmp_path, monkeypatch):
     server = SimpleNamespace(url="", name="server plain")
     monkeypatch.setattr(timing, "Server", lambda *given, **names: nullcontext(server))
     monkeypatch.setattr(timing, "is_reachable", lambda url: True)
@@ -56,7 +54,7 @@ def server_timer(tmp_path: Path, *, fault: str = "", **changes: Any) -> ServerTi
     )
 
 
-def test_servers_are_started_loaded_at_each_load_counted_and_stopped(tmp_path: Path) -> None:
+def test_servers_are_started_loaded_at_each_load_counted_and_stopped(tmp_path):
     timer = server_timer(tmp_path, fault="scripted", loads=[1, 2])
     plain, timed = timer(None), timer(Shape(3, 1, 4))
     assert [plain[2].requests, plain[2].accept_length, [*timed]] == [4, None, [1, 2]]
@@ -65,6 +63,6 @@ def test_servers_are_started_loaded_at_each_load_counted_and_stopped(tmp_path: P
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["3-1-4.log", "plain.log"]
 
 
-def test_a_server_that_dies_midway_is_an_error_with_the_reason(tmp_path: Path) -> None:
+def test_a_server_that_dies_midway_is_an_error_with_the_reason(tmp_path):
     with pytest.raises(InputError, match=r"server plain has ended .*exit status 9"):
         server_timer(tmp_path, fault="scripted 4")(None)
