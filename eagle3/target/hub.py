@@ -27,6 +27,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 TEXTS = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py", "README.md")
 ELSEWHERE = ("original/*", "checkpoint-*/*", "onnx/*")  # the same model in other formats or states
 DENIED = 401, 403
+ONCE_ONLINE = "run the command once where there is a network, or give the model's folder: target.path=FOLDER"
 
 
 class WeightsBar(Bar):
@@ -84,6 +85,12 @@ def fetch_weights(path: str, commit: str, folder: Path, names: list[str]) -> Non
         finally:
             for bar in [*WeightsBar.made]:
                 bar.close()
+        missing = [name for name in names if not (folder / name).exists()]
+        if missing and is_offline_mode():  # of which older releases of the library say nothing
+            raise InputError(
+                f"target.path={path} cannot be fetched from the hub ({missing[0]} is not in the cache "
+                f"{constants.HF_HUB_CACHE}); {ONCE_ONLINE}"
+            )
 
 
 def _fetch(path: str, revision: str | None, names: tuple[str, ...] | list[str], bar: type[Bar]) -> Path:
@@ -96,7 +103,7 @@ def _fetch(path: str, revision: str | None, names: tuple[str, ...] | list[str], 
         cache_keys = f"{constants.HF_HUB_CACHE}: set HF_HUB_CACHE to a folder"
         remedy = "run the same command again, which continues with what is there"
         if isinstance(error, LocalEntryNotFoundError):
-            remedy = "run the command once where there is a network, or give the model's folder: target.path=FOLDER"
+            remedy = ONCE_ONLINE
         elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             remedy = f"no space is left in the cache {cache_keys} on a larger disk"
         elif isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
