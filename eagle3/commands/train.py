@@ -69,7 +69,7 @@ def train(run: TrainRun) -> float:
     """Train, or resume, in this run's folder; return what a sweep maximises."""
     quiet_libraries()
     if rank_zero_only.rank:  # type: ignore[attr-defined]
-        logging.disable(logging.INFO if run.live else logging.WARNING)  # the same on every rank, but what is refused
+        logging.disable(logging.INFO if run.live else logging.WARNING)  # alike on all ranks, but for refusals
     if in_sweep() and launched_ranks() not in (None, (1, 1)) and "SUBMITIT_EXECUTOR" not in os.environ:
         exit_with(  # in submitit's jobs, the ranks are those that the sweep has asked for
             "a sweep (-m) starts the ranks of its jobs itself, and torchrun or srun has started it several times; "

@@ -79,7 +79,8 @@ class CachedFolder:
                 file.write(content)
         except OSError as error:
             if not self._failed:
-                log.warning("data.cache_dir=%s: %s; what it cannot hold is fetched again", self.root, error.strerror)
+                # Not a warning, which only the first rank shows: this is about one machine.
+                log.error("data.cache_dir=%s: %s; what it cannot hold is fetched again", self.root, error.strerror)
             self._failed = True
 
     def _make_room(self, size: int) -> None:

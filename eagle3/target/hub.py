@@ -78,19 +78,20 @@ def _require_hub_or_cache(path: str, revision: str | None) -> None:
 
 def fetch_weights(path: str, commit: str, folder: Path, names: list[str]) -> None:
     """Add these files of weights to the folder, and no other ones: repositories also have them in other formats."""
-    if not all((folder / name).exists() for name in names):
-        log.info("fetching the weights of %s into the cache %s", path, constants.HF_HUB_CACHE)
-        try:
-            _fetch(path, commit, names, WeightsBar)
-        finally:
-            for bar in [*WeightsBar.made]:
-                bar.close()
-        missing = [name for name in names if not (folder / name).exists()]
-        if missing and is_offline_mode():  # of which older releases of the library say nothing
-            raise InputError(
-                f"target.path={path} cannot be fetched from the hub ({missing[0]} is not in the cache "
-                f"{constants.HF_HUB_CACHE}); {ONCE_ONLINE}"
-            )
+    missing = [name for name in names if not (folder / name).exists()]
+    if not missing:
+        return
+    if is_offline_mode():  # older releases of the library then return the folder as it is
+        raise InputError(
+            f"target.path={path} cannot be fetched from the hub ({missing[0]} is not in the cache "
+            f"{constants.HF_HUB_CACHE}); {ONCE_ONLINE}"
+        )
+    log.info("fetching the weights of %s into the cache %s", path, constants.HF_HUB_CACHE)
+    try:
+        _fetch(path, commit, names, WeightsBar)
+    finally:
+        for bar in [*WeightsBar.made]:
+            bar.close()
 
 
 def _fetch(path: str, revision: str | None, names: tuple[str, ...] | list[str], bar: type[Bar]) -> Path:
