@@ -117,13 +117,18 @@ def accept_lengths() -> list[list[str]]:
     ]
     told[1] += ", speculators 0.9 without its norms, at its default learning rate: within the error"
     rows.append(["the same with a fixed `lm_head`, one seed", *told])
-    best = {
-        trainer: max(sets[0] for name, _, sets in raced_0_5b() if name == trainer)
-        for trainer in ("ours", "SpecForge", "speculators")
+    races = {
+        "plain heads, 283 steps, best of three learning rates each": SAME_HEAD,
+        "each at its defaults, three epochs of 1,532 conversations, best of three or four learning rates": DEFAULTS,
     }
-    mine, *peers = (" / ".join(f"{length:.2f}" for length in lengths) for lengths in best.values())
-    what = "Qwen2.5-Coder-0.5B, plain heads, 283 steps, best of three learning rates each, chains of 3 / 7, one seed"
-    rows.append([what, f"**{mine}**", f"{peers[0]}, SpecForge; {peers[1]}, speculators"])
+    for what, (file, group) in races.items():
+        best = {
+            trainer: max(sets[0] for (name, *_), sets in raced_0_5b(file, group) if name == trainer)
+            for trainer in ("ours", "SpecForge", "speculators")
+        }
+        mine, *peers = (" / ".join(f"{length:.2f}" for length in lengths) for lengths in best.values())
+        what = f"Qwen2.5-Coder-0.5B, {what}, chains of 3 / 7, one seed"
+        rows.append([what, mine, f"{peers[0]}, SpecForge; {peers[1]}, speculators"])
     greedy = result("several_answers.json")["prompts"]["heldout"]["greedy"]
     one, eight = (
         " / ".join(f"{greedy[drafts][answers]['accept_length']:.2f}" for drafts in DRAFTS)
@@ -508,23 +513,27 @@ def raced_prompts(titles: str, heads: Sequence[tuple[str, str]]) -> str:
     return markdown(f"prompts | decoding | {titles}", rows)
 
 
-def raced_0_5b() -> Iterator[tuple[str, str, list[list[float]]]]:
-    """Yield the trainer and learning rate of each head of one shape, and its chains of 3 and 7 on each set."""
-    found = result("race_qwen25_coder_0_5b.json")
-    sets = [found["accepted"][f"same head, {file}"] for file in PROMPTS.values()]
-    for head in found["trainings"]:
-        trainer, _, rate = head.removeprefix("same head, ").rpartition(", lr ")
-        yield trainer, rate, [[each[f"chain of {k}, greedy"][head]["accept_length"] for k in (3, 7)] for each in sets]
+def raced_0_5b(file: str, group: str) -> Iterator[tuple[list[str], list[list[float]]]]:
+    """Yield the trainer, learning rate and steps of each head, and its chains of 3 and 7 on each set."""
+    found = result(file)
+    sets = [found["accepted"][f"{group}, {prompts}"] for prompts in PROMPTS.values()]
+    for head, training in found["trainings"].items():
+        trainer, _, rate = head.removeprefix(f"{group}, ").rpartition(", lr ")
+        chains = [[each[f"chain of {k}, greedy"][head]["accept_length"] for k in (3, 7)] for each in sets]
+        yield [trainer, rate, f"{training['steps']:,}"], chains
 
 
-def raced_trainers() -> str:
+def raced_trainers(file: str, group: str) -> str:
     rows = [
-        [trainer, rate, *(" / ".join(f"{length:.2f}" for length in pair) for pair in sets)]
-        for trainer, rate, sets in raced_0_5b()
+        [*training, *(" / ".join(f"{length:.2f}" for length in pair) for pair in sets)]
+        for training, sets in raced_0_5b(file, group)
     ]
-    return markdown(f"training | learning rate | {' | '.join(PROMPTS).replace('400', '100')}", rows)
+    sets = " | ".join(PROMPTS).replace("400", "100")
+    return markdown(f"training | learning rate | steps | {sets}", rows)
 
 
+SAME_HEAD = ("race_qwen25_coder_0_5b.json", "same head")
+DEFAULTS = ("race_defaults_0_5b.json", "defaults")
 SPECFORGE, SPECULATORS, FIXED = "race_smollm2.json", "race_speculators.json", "race_speculators_fixed.json"
 SEEDS = "race_smollm2_seeds.json"
 SAME_AND_DEFAULT = "ours, same head | defaults of `train.py`"
@@ -838,11 +847,13 @@ TABLES: dict[str, Callable[[], str]] = {
         quickstart, proof, fits, best, public_target, data_curve, several_answers, served_smollm2, served_1_5b,
         served_tails, own_prompts_1_5b, served_steps, epochs, heads, recipe, recipe_seeds, fixed_lm_head, attention,
         local_read, parity, loads, served_ways, long_answers, bounds, long_windows, long_texts, lm_head_decoded,
-        stored_or_live, live_run, live_seeds, accepted_1_5b, raced_trainers,
+        stored_or_live, live_run, live_seeds, accepted_1_5b,
     )
 } | {
     **{name: partial(ways, f"{name}.json") for name in ("own_prompts", "user_turns", "larger_batches")},
     **{f"race_{peer.lower()}": partial(race, peer) for peer in PEERS},
+    "raced_trainers": partial(raced_trainers, *SAME_HEAD),
+    "raced_defaults": partial(raced_trainers, *DEFAULTS),
     "raced_heads": partial(raced_heads, SPECFORGE),
     "speculators_heads": partial(raced_heads, SPECULATORS, FIXED),
     "raced_prompts": partial(
