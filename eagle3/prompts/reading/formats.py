@@ -46,7 +46,9 @@ OTHER_FORMATS = {
     **dict.fromkeys((b"{'", b"[{'"), ("written by Python's str(), not JSON", "write it again with json.dumps")),
     b"PAR1": ("Parquet", "rename it to end in .parquet"),
     b"version https://git-lfs": ("a pointer of Git LFS", "fetch the file itself, e.g. with git lfs pull"),
+    b"/annex/objects": ("a pointer of git-annex", "fetch the file itself, e.g. with git annex get"),
 }
+OWN_BEGINNING = {TABLE: b"PAR1", ".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 
 BLANK = object()  # stands for a blank line: it is no row, but it counts as a line
 Rows = Iterator[tuple[int, Any]]  # (line within the chunk, from 1; the row's value, None when it is not JSON, or BLANK)
@@ -89,8 +91,7 @@ def _opened(file: str) -> Iterator[io.BufferedReader]:
                 return
             import pyarrow
 
-            if content.peek(HEAD).startswith((b"[", b"{")):
-                raise InputError(f"{file} is not packed, it begins with JSON; rename it to end in .jsonl")
+            _require_own_format(file, content)
             with pyarrow.CompressedInputStream(content, packing) as stream:
                 yield io.BufferedReader(stream, BLOCK)
     except InputError:
@@ -98,6 +99,22 @@ def _opened(file: str) -> Iterator[io.BufferedReader]:
     # Stores raise the first two if the connection breaks, Parquet the last for dates past 9999.
     except (OSError, ValueError, OverflowError) as error:
         raise _unreadable(file, error) from None
+
+
+def _require_own_format(file: str, content: io.BufferedReader) -> None:
+    """Raise InputError if the first bytes of a packed or Parquet file are those of another format."""
+    head = content.peek(HEAD)[:HEAD]
+    if any(has_ending(file, [ending]) and head.startswith(begin) for ending, begin in OWN_BEGINNING.items()):
+        return
+    _require_readable(file, head)
+    if head.startswith((b"[", b"{")):
+        raise InputError(f"{file} begins with JSON, against its ending; rename it to end in .jsonl")
+
+
+def _require_readable(file: str, head: bytes) -> None:
+    for begin, (what, remedy) in OTHER_FORMATS.items():
+        if head.startswith(begin):
+            raise InputError(f"{file} is {what}; {remedy}")
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
@@ -129,10 +146,7 @@ def _has_lines(file: str, content: io.BufferedReader) -> bool:
 
     An array in one line is alone in its file; next to others it is a row, a list of turns.
     """
-    head = content.peek(HEAD)[:HEAD]
-    for begin, (what, remedy) in OTHER_FORMATS.items():
-        if head.startswith(begin):
-            raise InputError(f"{file} is {what}; {remedy}")
+    _require_readable(file, content.peek(HEAD)[:HEAD])
     stripped = (line.removeprefix(codecs.BOM_UTF8).strip() for line in iter(content.readline, b""))
     found = islice(chain(filter(None, stripped), (b"", b"")), 2)
     first, second = (line.decode("utf-8-sig", "replace") for line in found)  # other encodings are named when it is read
@@ -300,8 +314,10 @@ def _table(file: str) -> Iterator[Any]:
     import pyarrow.parquet
 
     try:
-        with _opened(file) as content, pyarrow.parquet.ParquetFile(content) as table:
-            yield table
+        with _opened(file) as content:
+            _require_own_format(file, content)
+            with pyarrow.parquet.ParquetFile(content) as table:
+                yield table
     except pyarrow.ArrowException as error:
         raise _unreadable(file, error) from None
 
@@ -326,6 +342,10 @@ def _parquet_rows(chunk: Chunk, shape: Layout) -> Rows:
             for each in schema
             if any(shape.wanted_of(each.name)) or names_media(each.name) or _may_name_file(each.type)
         ]
+        if twice := [name for name in columns if columns.count(name) > 1]:
+            raise InputError(
+                f"{chunk.file} has several columns of the name {twice[0]}; leave one of them, or rename it"
+            )
         unread = dict.fromkeys((name for name in schema.names if name not in columns), UNREAD)
         groups = list(range(chunk.start, chunk.end))
         batches = table.iter_batches(batch_size=1024, row_groups=groups, columns=columns, use_threads=False)

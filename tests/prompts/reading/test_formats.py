@@ -292,8 +292,31 @@ def test_a_damaged_packed_file_is_named(tmp_path, ending):
     with pytest.raises(InputError, match=rf"chats\.jsonl\.{ending} is damaged"):
         read_file(path)
     path.write_bytes(plain)
-    with pytest.raises(InputError, match=rf"chats\.jsonl\.{ending} is not packed, .*; rename it to end in \.jsonl"):
+    with pytest.raises(InputError, match=rf"chats\.jsonl\.{ending} begins with JSON, .*; rename it to end in \.jsonl"):
         read_file(path)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.gz", "a.jsonl.zst", "a.jsonl"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS; fetch"),
+        (b"/annex/objects/MD5E-s9--0.jsonl\n", "is a pointer of git-annex; fetch"),
+        (b"<!DOCTYPE html>", "is HTML or XML, .*; fetch the data file itself"),
+    ],
+)
+def test_what_a_download_left_in_place_of_a_file_is_named_whatever_the_ending(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=f"{name} {message}"):
+        read_file(tmp_path / name)
+
+
+def test_a_column_that_a_parquet_file_has_twice_is_named(tmp_path):
+    pq.write_table(
+        pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["prompt"] * 2), tmp_path / "a.parquet"
+    )
+    with pytest.raises(InputError, match=r"a\.parquet has several columns of the name prompt; leave one"):
+        read_file(tmp_path / "a.parquet")
 
 
 # Stores
