@@ -116,7 +116,7 @@ def test_texts_are_no_paths():
     keys |= {key for action in ACTIONS for key in known_keys("serve", [f"action={action}"])}
     assert {key for key in keys if PATH_KEY.search(key)} & {
         "check.questions", "prompts.name", "prompts.license", "logger.csv", "chat.template_kwargs", "prompts.split",
-        "loss.decay", "target.revision", "data.only_sources",
+        "prompts.config", "loss.decay", "target.revision", "data.only_sources",
     } == set()  # fmt: skip
 
 

@@ -66,6 +66,7 @@ class OtherSource(TypedDict):
 
     path: Text
     name: NotRequired[Text | None]
+    config: NotRequired[Text | None]
     split: NotRequired[Text]
     fields: NotRequired[Fields]
     roles: NotRequired[Roles]
@@ -282,6 +283,7 @@ class PromptSettings(Settings):
     name: Text | None
     license: Text | None
     attribution: Text | None
+    config: Text | None
     split: Text | None
     sources: Annotated[list[Annotated[Any, text_or(KeptSource)]], Field(min_length=1)] | None
     fields: Fields | None

@@ -27,6 +27,7 @@ class PromptFile(Settings):
     """Conversations to measure on."""
 
     path: Text | None
+    config: Text | None
     split: Text | None
     fields: Fields
     turns: Turns

@@ -3,6 +3,7 @@
 import json
 
 import datasets
+import fsspec
 import pytest
 from prompt_stage import chat, messages_of, read_file, reasons, texts, users, write
 
@@ -278,12 +279,14 @@ def test_data_files_of_a_folder_that_are_in_no_split_are_named(prepare, tmp_path
         write(folder / name, [chat(name)])
     datasets.Dataset.from_list([chat("parquet")]).to_parquet(folder / "c.parquet")
     write(folder / "d.log", [chat("log")])
+    for name in ("e.jsonl-00000-of-00002", "f.orc", "g.TAR", "notes.txt"):
+        (folder / name).touch()
     (folder / "README.md").write_text("a card")
     assert prepare(path=str(folder), split="test")["prompts"] == 1
-    assert "4 data files of this folder are NOT read" in caplog.text
-    assert "a.jsonl, b.jsonl, c.parquet, d.log;" in caplog.text
+    assert "7 data files of this folder are NOT read" in caplog.text
+    assert "a.jsonl, b.jsonl, c.parquet, d.log, e.jsonl-00000-of-00002 and 2 more;" in caplog.text
     caplog.clear()
-    for name in ("test.jsonl", "c.parquet", "d.log"):
+    for name in ("test.jsonl", "c.parquet", "d.log", "e.jsonl-00000-of-00002", "f.orc", "g.TAR"):
         (folder / name).unlink()
     assert prepare(path=str(folder))["prompts"] == 2
     assert "NOT read" not in caplog.text
@@ -300,6 +303,72 @@ def test_splits_that_are_not_read_are_named_unless_one_was_chosen(prepare, tmp_p
     caplog.clear()
     prepare(path=str(folder), split="train")
     assert "only the split" not in caplog.text
+
+
+CARD = """---
+license: mit
+configs:
+- config_name: en
+  data_files:
+  - {split: train, path: en/part1.jsonl}
+  - {split: test, path: en/part2.jsonl}
+- config_name: de
+  data_files: de/part1.jsonl
+---
+"""
+
+
+@pytest.mark.parametrize("store", ["", "memory:/"])
+def test_the_card_says_which_files_are_of_which_config_and_split_also_in_a_store(prepare, tmp_path, store, caplog):
+    folder = f"{store}{tmp_path}/set"
+    files, path = fsspec.core.url_to_fs(folder)
+    for language in ("en", "de"):
+        files.makedirs(f"{path}/{language}")
+    rows = {f"{name}.jsonl": json.dumps(chat(name)) for name in ("en/part1", "en/part2", "de/part1")}
+    files.pipe({f"{path}/{name}": content.encode() for name, content in ({"README.md": CARD} | rows).items()})
+    with pytest.raises(InputError, match=r"\['en', 'de'\].*; choose one with prompts\.config=\.\.\.$"):
+        prepare(path=folder)
+    for config, question in {"en": "en/part1", "de": "de/part1"}.items():
+        assert prepare(path=folder, config=config)["prompts"] == 1
+        assert texts(prepare) == [question]
+    assert "sorts its files into configs" not in caplog.text
+    assert prepare(path=f"{folder}/en")["prompts"] == 2
+    assert f"prompts.path={folder}/en is inside a data set whose card sorts its files into configs" in caplog.text
+
+
+def test_a_card_that_cannot_be_read_ends_the_run_with_one_line(prepare, tmp_path):
+    write(tmp_path / "a.jsonl", [chat("a")])
+    (tmp_path / "README.md").write_text("---\nconfigs: [\n---\n")
+    with pytest.raises(
+        InputError, match=r"^prompts\.path=.* is not a dataset folder .*\(while parsing a flow node[^\n]*$"
+    ):
+        prepare(path=str(tmp_path))
+
+
+def test_the_cache_of_the_hub_holds_several_revisions_of_which_one_is_read(prepare, tmp_path):
+    cache = tmp_path / "datasets--org--set"
+    for revision in ("r1", "r2"):
+        (cache / "snapshots" / revision).mkdir(parents=True)
+        write(cache / "snapshots" / revision / "a.jsonl", [chat(revision)])
+    for folder in (cache, cache / "snapshots"):
+        with pytest.raises(InputError, match=rf"all revisions of a data set; name one, .* {cache}/snapshots/REVISION,"):
+            prepare(path=str(folder))
+    assert prepare(path=str(cache / "snapshots" / "r1"))["prompts"] == 1
+
+
+def test_folders_that_are_links_are_named_because_they_are_not_read(prepare, tmp_path, caplog):
+    for name in ("set", "elsewhere"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "a.jsonl", [chat(name)])
+    for name in ("more", ".hidden"):
+        (tmp_path / "set" / name).symlink_to(tmp_path / "elsewhere")
+    assert prepare(path=str(tmp_path / "set"))["prompts"] == 1
+    assert "folders that are symbolic links are NOT read: more;" in caplog.text
+
+
+def test_a_local_url_is_a_path(prepare, tmp_path):
+    write(tmp_path / "a.jsonl", [chat("a")])
+    assert prepare(path=f"file://{tmp_path}")["prompts"] == 1
 
 
 @pytest.mark.parametrize("name", ["data [v2]", "what?"])
@@ -356,9 +425,12 @@ def test_many_sources_keep_their_order_names_licences_and_limits_and_may_share_i
         ({"path": "x.jsonl", "sources": ["y.jsonl"]}, r"set exactly one"),
         ({"path": "no/such.jsonl"}, r"prompts\.path=no/such\.jsonl does not exist"),
         ({"sources": [{"path": "no/such.jsonl"}]}, r"prompts\.sources\[0\]\.path=no/such\.jsonl does not exist"),
-        ({"path": "HERE/a.csv"}, r"prompts\.path=.*a\.csv ends in none of \.jsonl"),
+        (
+            {"path": "HERE/a.csv"},
+            r"prompts\.path=.*a\.csv ends in none of \.jsonl.*; take it out of the folder, or rename",
+        ),
         ({"path": "HERE/empty"}, r"prompts\.path=.*empty is not a dataset folder"),
-        ({"path": "HERE/two"}, r"prompts\.path=.*two is not a dataset folder.*\['x', 'y'\].*the subfolder"),
+        ({"path": "HERE/two"}, r"prompts\.path=.*two is not a dataset folder.*\['x', 'y'\].*prompts\.config"),
         ({"path": "HERE/good", "split": "test"}, r"prompts\.split=test is not in .*; it has: train"),
         ({"path": "HERE/bad.parquet"}, r"bad\.parquet is damaged, not what its ending says"),
         ({"path": "HERE/bad.json"}, r"bad\.json starts like one JSON .* \(line 2, column 1"),

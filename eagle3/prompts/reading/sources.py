@@ -3,6 +3,7 @@
 import glob
 import logging
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +13,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from eagle3.errors import InputError, require_packages
-from eagle3.prompts.licenses.terms import SourceTerms, source_terms
+from eagle3.prompts.licenses.terms import SourceTerms, nearest_card, read_card, source_terms
 from eagle3.prompts.reading.formats import FORMATS, PLAIN, has_ending
 from eagle3.prompts.reading.shapes import Layout, shape_of
 from eagle3.secrets import without_query
@@ -21,7 +22,14 @@ from eagle3.settings.prompts import PromptSettings
 log = logging.getLogger(__name__)
 # Keys of a store's file info that change with the content; a store has one or a few of them.
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "Last-Modified", "last_modified", "updated")
-DATA = (*FORMATS, ".arrow", ".csv", ".tsv", ".log", ".gz", ".zst", ".bz2", ".xz", ".zip")  # endings of files of rows
+# Endings of files of rows; those of a shard may come after it: a.jsonl-00000-of-00002.
+DATA = re.compile(
+    r"\.(jsonl|ndjson|json|parquet|arrow|feather|orc|avro|csv|tsv|xlsx|log|tar|tgz|gz|zst|bz2|xz|lz4|zip|7z)"
+    r"(-\d+-of-\d+)?$",
+    re.IGNORECASE,
+)
+HUB_CACHE = re.compile(r"/datasets--[^/]+(/snapshots)?/?$")  # its folder of a data set, above those of the revisions
+CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")  # tell `datasets` which files are of which split
 NAMED_FILES = 5  # in a warning
 
 
@@ -93,9 +101,10 @@ def source_at(
     """
     entry = _entry(entry)
     path = str(entry["path"])
+    path = path.removeprefix("file://")
     if "://" not in path:  # keeps symbolic links: in the Hub's cache only the link has the file's name
         path = os.path.abspath(path)
-    files = _files(f"{key}.path={entry['path']}", path, f"{key}.split", entry.get("split"), split)
+    files = _files(key, entry, path, split)
     name = entry.get("name") or _stem(path, is_file=files == [path])
     terms = source_terms(name=name, path=path, license=entry.get("license"), attribution=entry.get("attribution"))
     return Source(
@@ -124,15 +133,18 @@ def _stem(path: str, *, is_file: bool) -> str:
     return next((name[: -len(end)] for end in FORMATS if is_file and name.lower().endswith(end)), name)
 
 
-def _files(setting: str, path: str, split_key: str, split: str | None, usual_split: str) -> list[str]:
+def _files(key: str, entry: dict, path: str, usual_split: str) -> list[str]:
+    setting, split_key, split = f"{key}.path={entry['path']}", f"{key}.split", entry.get("split")
     if _is_file(setting, path):
-        if split is not None:
-            log.warning(
-                "%s=%s has no effect on %s, a file, which is read whole; leave it out", split_key, split, setting
-            )
+        for name in ("config", "split"):
+            if entry.get(name) is not None:
+                log.warning(
+                    "%s.%s=%s has no effect on %s, a file, which is read whole; leave it out",
+                    key, name, entry[name], setting,
+                )  # fmt: skip
         files = [path]
     else:
-        splits, wanted = _dataset_splits(setting, path), split or usual_split
+        splits, wanted = _dataset_splits(setting, path, f"{key}.config", entry.get("config")), split or usual_split
         if wanted not in splits:
             raise InputError(f"{split_key}={wanted} is not in {path}; it has: {', '.join(splits)}")
         files = splits.pop(wanted)
@@ -146,7 +158,8 @@ def _files(setting: str, path: str, split_key: str, split: str | None, usual_spl
     for file in files:
         if not has_ending(file, FORMATS):
             raise InputError(
-                f"{setting}: {file_name(file)} ends in none of {', '.join(FORMATS)}; convert or unpack it, "
+                f"{setting}: {file_name(file)} ends in none of {', '.join(FORMATS)}; take it "
+                f"out of the folder, or rename, convert or unpack it, "
                 f"a CSV file with pandas.read_csv('a.csv').to_parquet('a.parquet'), "
                 f"an Arrow file with dataset.to_parquet('a.parquet')"
             )
@@ -171,21 +184,42 @@ def _is_file(setting: str, path: str) -> bool:
     raise InputError(f"{setting} does not exist; name a JSONL or Parquet file or a dataset folder")
 
 
-def _dataset_splits(setting: str, folder: str) -> dict[str, list[str]]:
+def _dataset_splits(setting: str, folder: str, config_key: str, config: str | None) -> dict[str, list[str]]:
     """Return the files of each split, by the rules of Hugging Face `datasets`; warn of data files in no split.
 
     Raises InputError, starting with `setting`, if `datasets` cannot read the folder.
     """
     files, path = fsspec.core.url_to_fs(folder)
     require_packages("datasets", extra="prompts", needed_by=f"{setting}, a dataset folder,")
-    try:
-        splits = _found_files(folder, remote=not isinstance(files, LocalFileSystem))
-    except (FileNotFoundError, ValueError) as error:
+    if HUB_CACHE.search(folder):
         raise InputError(
-            f"{setting} is not a dataset folder that can be read ({' '.join(str(error).split())[:200]}); "
-            f"name one data file or the subfolder that holds them"
-        ) from None
-    if left_out := _left_out(files, path.rstrip("/"), splits):
+            f"{setting} is the Hub's cache of all revisions of a data set; name one, e.g. "
+            f"{folder.rstrip('/').removesuffix('/snapshots')}/snapshots/REVISION, with a name from that folder"
+        )
+    if not read_card(folder)[0] and nearest_card(folder)[0].get("configs"):
+        log.warning(
+            "%s is inside a data set whose card sorts its files into configs and splits; here they are sorted by their "
+            "names only, so that test data may be read: better name the data set's folder, and %s if it has several",
+            setting, config_key,
+        )  # fmt: skip
+    if links := _linked_folders(folder):
+        log.warning(
+            "%s: folders that are symbolic links are NOT read: %s; name them as sources of their own in "
+            "prompts.sources", setting, _named(links),
+        )  # fmt: skip
+    try:
+        root = files.info(path)["name"].rstrip("/")  # a store may give another name to the folder
+        inside = [name[len(root) + 1 :] for name in files.find(path) if name.startswith(f"{root}/")]
+        splits = _found_files(folder, files, root, inside, config)
+    except Exception as error:  # besides errors of `datasets` and the store, those of YAML in a card
+        reason = " ".join(str(error).split())[:200]
+        # A subfolder would be read without the card, which may call some of its files a test split.
+        is_choice = reason.startswith(("Config name", "BuilderConfig"))
+        remedy = (
+            f"choose one with {config_key}=..." if is_choice else "name one data file or the subfolder with the data"
+        )
+        raise InputError(f"{setting} is not a dataset folder that can be read ({reason}); {remedy}") from None
+    if left_out := _left_out(inside, splits):
         log.warning(
             "%s: %d data files of this folder are NOT read, because `datasets` takes one format, and by their names or "
             "the card no split has them: %s; name them as sources of their own in prompts.sources",
@@ -200,53 +234,57 @@ def _named(files: list[str]) -> str:
     return f"{', '.join(files[:NAMED_FILES])}{more}"
 
 
-def _found_files(folder: str, *, remote: bool) -> dict[str, list[str]]:
+def _found_files(folder: str, files: Any, root: str, inside: list[str], config: str | None) -> dict[str, list[str]]:
     import datasets
 
     place = folder
-    if remote:  # the builder reads local folders only; this way ignores a list of files in the card
-        from datasets.data_files import DataFilesDict, get_data_patterns
-
-        pattern = glob.escape(folder)
-        found = DataFilesDict.from_patterns(get_data_patterns(pattern), base_path=pattern)
-    else:
-        with TemporaryDirectory() as cache:
-            if glob.has_magic(folder):  # `datasets` would take it for a pattern
-                place = _linked(Path(folder), Path(cache).resolve() / "data")
-            found = datasets.load_dataset_builder(place, cache_dir=cache).config.data_files
-    return {str(split): [_moved(str(file), place, folder) for file in files] for split, files in found.items()}
+    with TemporaryDirectory() as cache:
+        # The builder reads local folders only, and would take this name for a pattern.
+        if not isinstance(files, LocalFileSystem) or glob.has_magic(folder):
+            place = _same_names(files, root, inside, Path(cache).resolve() / "data")
+        found = datasets.load_dataset_builder(place, config, cache_dir=cache).config.data_files
+    return {str(split): [_moved(str(file), place, folder) for file in each] for split, each in found.items()}
 
 
-def _linked(folder: Path, place: Path) -> str:
-    """Make a folder `place` with links to all files of `folder`."""
-    for file in folder.rglob("*"):
-        if file.is_file():
-            link = place / file.relative_to(folder)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(file)
+def _linked_folders(folder: str) -> list[str]:
+    """Return the paths, inside a local folder, of links to folders, which `datasets` does not follow."""
+    found = [Path(inside, name) for inside, names, _ in os.walk(folder) for name in names]
+    links = [str(each.relative_to(folder)) for each in found if each.is_symlink()]
+    return sorted(name for name in links if not _is_hidden(name))
+
+
+def _same_names(files: Any, root: str, inside: list[str], place: Path) -> str:
+    """Make a folder `place` with empty files of the same names, and the files that tell which are of which split."""
+    place.mkdir()
+    for name in inside:
+        file = place / name
+        if not name.endswith("/"):  # a mark of a folder in a store
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(files.cat_file(f"{root}/{name}") if name in CARDS else b"")
     return str(place)
 
 
 def _moved(file: str, place: str, folder: str) -> str:
-    return file if place == folder else f"{folder.rstrip('/')}/{file.removeprefix(f'{place}/')}"
+    return f"{folder.rstrip('/')}{file[len(place) :]}" if file.startswith(f"{place}/") else file
 
 
-def _left_out(files: Any, folder: str, splits: dict[str, list[str]]) -> list[str]:
+def _left_out(inside: list[str], splits: dict[str, list[str]]) -> list[str]:
     """Return the paths, inside the folder, of data files that `datasets` put into no split."""
     from datasets.data_files import FILES_TO_IGNORE
 
-    inside = [file[len(folder) + 1 :] for file in files.find(folder) if file.startswith(f"{folder}/")]
     data = [
         name
         for name in inside
-        if name.lower().endswith(DATA)
-        and name.rpartition("/")[2] not in FILES_TO_IGNORE
-        and not any(part.startswith((".", "__")) for part in name.split("/"))
+        if DATA.search(name) and name.rpartition("/")[2] not in FILES_TO_IGNORE and not _is_hidden(name)
     ]
     # Compares the ends of paths: some stores put a revision into the paths of the splits' files.
     lengths = {name.count("/") + 1 for name in data}
     read = {"/".join(file.split("/")[-length:]) for split in splits.values() for file in split for length in lengths}
     return [name for name in data if name not in read]
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith((".", "__")) for part in name.split("/"))
 
 
 def file_state(file: str) -> list[Any]:

@@ -107,7 +107,7 @@ def prompt_source(settings: PromptFile) -> Source | None:
     """Turn `prompts.path` into a source; InputError if there is nothing there."""
     if settings.path is None:
         return None
-    entry = {"path": settings.path, "split": settings.split, "fields": settings.fields, "tools": "keep"}
+    entry = {name: getattr(settings, name) for name in ("path", "config", "split", "fields")} | {"tools": "keep"}
     return source_at("prompts", entry, keeps_history=True)
 
 

@@ -150,7 +150,7 @@ def test_the_report_holds_no_variable_of_the_environment(tmp_path, target_files,
 
 def test_prompt_sets_are_rendered_by_the_targets_template(chat, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"prompt": "Grüße?"}\n{"prompt": "' + "long " * 500 + '"}\n')
-    settings = PromptFile(path=None, split="train", fields={}, turns="all")
+    settings = PromptFile(path=None, config=None, split="train", fields={}, turns="all")
     found = prompt_sets(chat, {"a": str(tmp_path / "a.jsonl")}, settings, limit=None, max_length=200)
     assert {name: [turn.ids for turn in each.first] for name, each in found.items()} == {
         "a": [chat.prompt_ids([{"role": "user", "content": "Grüße?"}])]

@@ -86,7 +86,7 @@ ROWS = [
 
 def source_of(folder: Path, rows: list[dict]) -> Source:
     write_jsonl(folder / "rows.jsonl", rows)
-    source = prompt_source(PromptFile(path=str(folder / "rows.jsonl"), split=None, fields={}, turns="all"))
+    source = prompt_source(PromptFile(path=str(folder / "rows.jsonl"), config=None, split=None, fields={}, turns="all"))
     assert source is not None
     return source
 
@@ -216,7 +216,7 @@ def test_a_column_of_the_users_choice_groups_the_prompts(tmp_path):
 
     def sources(**fields: str) -> list[str]:
         path = str(tmp_path / "test.parquet")
-        source = prompt_source(PromptFile(path=path, split=None, fields=fields, turns="first"))
+        source = prompt_source(PromptFile(path=path, config=None, split=None, fields=fields, turns="first"))
         assert source is not None
         return file_conversations(tiny_chat(), source, turns="first", limit=None, max_length=99).sources
 
