@@ -366,6 +366,44 @@ def test_folders_that_are_links_are_named_because_they_are_not_read(prepare, tmp
     assert "folders that are symbolic links are NOT read: more;" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("names", "warning"),
+    [
+        (["Train/a", "Test/b"], "1 of the files that are read may be for tests: Test/b.jsonl;"),
+        (["trainData", "testData"], "1 of the files that are read may be for tests: testData.jsonl;"),
+        (["a", "holdout"], "1 of the files that are read may be for tests: holdout.jsonl;"),
+        (["latest", "evaluate-me"], None),
+    ],
+)
+def test_files_for_tests_that_datasets_sorts_into_no_split_are_named(prepare, tmp_path, names, warning, caplog):
+    folder = tmp_path / "set"
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write(folder / f"{name}.jsonl", [chat(name)])
+    assert prepare(path=str(folder))["prompts"] == 2
+    assert warning in caplog.text if warning else "that are read" not in caplog.text
+    caplog.clear()
+    prepare(path=str(folder), split="train")
+    assert "that are read" not in caplog.text
+
+
+def test_files_of_several_kinds_that_are_read_together_are_named(prepare, tmp_path, caplog):
+    for name in ("a.jsonl", "a.json"):
+        write(tmp_path / name, [chat("a")])
+    assert prepare(path=str(tmp_path))["prompts"] == 1
+    assert "files of several kinds are read: a.json | a.jsonl;" in caplog.text
+
+
+def test_a_file_that_is_not_read_is_named_also_if_one_of_its_name_is_read(prepare, tmp_path, caplog):
+    (tmp_path / "set" / "train").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "set")
+    for name in ("train/data.jsonl", "data.jsonl"):
+        write(tmp_path / "set" / name, [chat(name)])
+    for folder in ("set", "link"):
+        assert prepare(path=str(tmp_path / folder))["prompts"] == 1
+        assert f"{folder}: 1 data files of this folder are NOT read" in caplog.text
+
+
 def test_a_local_url_is_a_path(prepare, tmp_path):
     write(tmp_path / "a.jsonl", [chat("a")])
     assert prepare(path=f"file://{tmp_path}")["prompts"] == 1

@@ -30,6 +30,9 @@ DATA = re.compile(
 )
 HUB_CACHE = re.compile(r"/datasets--[^/]+(/snapshots)?/?$")  # its folder of a data set, above those of the revisions
 CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")  # tell `datasets` which files are of which split
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # also in testData
+HELD_BACK = {"test", "tests", "testing", "eval", "evaluation", "dev", "val", "valid", "validation"}
+HELD_BACK |= {"holdout", "heldout", "benchmark"}
 NAMED_FILES = 5  # in a warning
 
 
@@ -155,6 +158,8 @@ def _files(key: str, entry: dict, path: str, usual_split: str) -> list[str]:
                 "of files, such as test, eval or dev; %s=... chooses a split, prompts.sources names several files",
                 setting, wanted, others, split_key,
             )  # fmt: skip
+        if split is None and usual_split == "train":
+            _warn_of_mixture(setting, [_inside(path, file) for file in files], split_key)
     for file in files:
         if not has_ending(file, FORMATS):
             raise InputError(
@@ -166,6 +171,25 @@ def _files(key: str, entry: dict, path: str, usual_split: str) -> list[str]:
         if not has_ending(file, PLAIN):
             require_packages("pyarrow", extra="prompts", needed_by=f"{setting}, read as Parquet, .gz or .zst,")
     return files
+
+
+def _warn_of_mixture(setting: str, files: list[str], split_key: str) -> None:
+    """Warn if files that are read may be for tests or have the rows of others: `datasets` knows few names of splits."""
+    if tests := [file for file in files if HELD_BACK.intersection(map(str.lower, WORD.findall(file)))]:
+        log.warning(
+            "%s: by their names, %d of the files that are read may be for tests: %s; if they are, take them out of the "
+            "folder, or name the others in prompts.sources; if not, %s=train says so",
+            setting, len(tests), _named(tests), split_key,
+        )  # fmt: skip
+    by_ending: dict[str | None, list[str]] = {}
+    for file in files:
+        by_ending.setdefault(next((end for end in FORMATS if has_ending(file, [end])), None), []).append(file)
+    if len(by_ending) > 1:
+        log.warning(
+            "%s: files of several kinds are read: %s; if some have the rows of others, or none, take them out of the "
+            "folder, or name the others in prompts.sources; if not, %s=train says so",
+            setting, " | ".join(map(_named, by_ending.values())), split_key,
+        )  # fmt: skip
 
 
 def _is_file(setting: str, path: str) -> bool:
@@ -219,7 +243,7 @@ def _dataset_splits(setting: str, folder: str, config_key: str, config: str | No
             f"choose one with {config_key}=..." if is_choice else "name one data file or the subfolder with the data"
         )
         raise InputError(f"{setting} is not a dataset folder that can be read ({reason}); {remedy}") from None
-    if left_out := _left_out(inside, splits):
+    if left_out := _left_out(folder, inside, splits):
         log.warning(
             "%s: %d data files of this folder are NOT read, because `datasets` takes one format, and by their names or "
             "the card no split has them: %s; name them as sources of their own in prompts.sources",
@@ -265,10 +289,11 @@ def _same_names(files: Any, root: str, inside: list[str], place: Path) -> str:
 
 
 def _moved(file: str, place: str, folder: str) -> str:
+    place = os.path.realpath(place)  # as `datasets` names it
     return f"{folder.rstrip('/')}{file[len(place) :]}" if file.startswith(f"{place}/") else file
 
 
-def _left_out(inside: list[str], splits: dict[str, list[str]]) -> list[str]:
+def _left_out(folder: str, inside: list[str], splits: dict[str, list[str]]) -> list[str]:
     """Return the paths, inside the folder, of data files that `datasets` put into no split."""
     from datasets.data_files import FILES_TO_IGNORE
 
@@ -277,10 +302,12 @@ def _left_out(inside: list[str], splits: dict[str, list[str]]) -> list[str]:
         for name in inside
         if DATA.search(name) and name.rpartition("/")[2] not in FILES_TO_IGNORE and not _is_hidden(name)
     ]
-    # Compares the ends of paths: some stores put a revision into the paths of the splits' files.
-    lengths = {name.count("/") + 1 for name in data}
-    read = {"/".join(file.split("/")[-length:]) for split in splits.values() for file in split for length in lengths}
+    read = {_inside(folder, file) for split in splits.values() for file in split}
     return [name for name in data if name not in read]
+
+
+def _inside(folder: str, file: str) -> str:
+    return file.removeprefix(f"{folder.rstrip('/')}/")
 
 
 def _is_hidden(name: str) -> bool:
