@@ -84,7 +84,8 @@ def prepare_prompts(
     work = folder / ".work"
     made_by = {"format": FORMAT, "keep_answers": keep_answers, "rules": rules.inputs()}
 
-    current = [ledger for each in folders if (ledger := current_ledger(each, _inputs(made_by, found, settings)))]
+    inputs = _inputs(made_by, found, settings)  # before the files are read: they may change meanwhile
+    current = [ledger for each in folders if (ledger := current_ledger(each, inputs))]
     if len(current) == len(folders):
         for each, ledger in zip(folders, current, strict=True):
             log.info("prompts are up to date: %d in %s", ledger["prompts"], each)
@@ -103,7 +104,11 @@ def prepare_prompts(
     sets = [*zip(folders, new, counts, strict=True)]
     for each, made, _ in sets:
         _require_not_answered(each, made / "prompts.jsonl")
-    inputs = _inputs(made_by, found, settings)  # a source that grows is another one now
+    now = _inputs(made_by, found, settings)
+    if growing is not None:  # it is another one now
+        inputs["sources"][0] = now["sources"][0]
+    if now != inputs:
+        log.warning("a source or its card changed while it was read; the next run makes the prompts again")
     ledgers = [_publish(each, made, found, count, traffic, rules, inputs) for each, made, count in sets]
     shutil.rmtree(work)
     for each, ledger in zip(folders, ledgers, strict=True):

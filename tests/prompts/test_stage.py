@@ -6,13 +6,13 @@ import sys
 from dataclasses import replace
 
 import pytest
-from prompt_stage import OUTPUTS, chat, default_settings, reasons, users, write
+from prompt_stage import OUTPUTS, chat, default_settings, reasons, texts, users, write
 
 from eagle3.errors import InputError
 from eagle3.prompts.reading.sources import source_at
 from eagle3.prompts.report import write_report
 from eagle3.prompts.rules import Rules
-from eagle3.prompts.stage import prepare_prompts
+from eagle3.prompts.stage import _write, prepare_prompts
 from eagle3.settings.prompts import PromptSettings
 from eagle3.settings.types import validated
 from eagle3.storage.files import sha256_file, write_json
@@ -51,6 +51,21 @@ def test_prompts_are_made_again_only_when_something_changed(prepare, tmp_path, c
     # The key looks like that of a secret, whose value no file shows.
     actions = default_settings()["privacy"]["actions"] | {"PASSWORD": "keep"}
     assert made(path=path, license="ISC", privacy={"actions": actions})
+
+
+def test_rows_that_are_added_while_the_stage_runs_are_read_by_the_next_run(prepare, tmp_path, monkeypatch, caplog):
+    def writes_and_grows(*arguments):
+        written = _write(*arguments)
+        write(tmp_path / "chats.jsonl", [chat("a"), chat("b")])
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr("eagle3.prompts.stage._write", writes_and_grows)
+        prepare([chat("a")])
+    said = caplog.text
+    prepare(path=str(tmp_path / "chats.jsonl"))
+    assert texts(prepare) == ["a", "b"]
+    assert "changed while it was read; the next run" in said
 
 
 def test_a_changed_card_makes_the_prompts_again(prepare, tmp_path, caplog):
