@@ -387,6 +387,14 @@ def test_files_for_tests_that_datasets_sorts_into_no_split_are_named(prepare, tm
     assert "that are read" not in caplog.text
 
 
+def test_configurations_that_the_hub_converted_and_that_are_read_together_are_named(prepare, tmp_path, caplog):
+    for config in ("de", "en"):
+        (tmp_path / config / "train").mkdir(parents=True)
+        datasets.Dataset.from_list([chat(config)]).to_parquet(tmp_path / config / "train/0000.parquet")
+    assert prepare(path=str(tmp_path))["prompts"] == 2
+    assert "2 configurations of a data set are read together: de, en; to read one, name its folder" in caplog.text
+
+
 def test_files_of_several_kinds_that_are_read_together_are_named(prepare, tmp_path, caplog):
     for name in ("a.jsonl", "a.json"):
         write(tmp_path / name, [chat("a")])

@@ -33,6 +33,7 @@ CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")  # tell `datase
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # also in testData
 HELD_BACK = {"test", "tests", "testing", "eval", "evaluation", "dev", "val", "valid", "validation"}
 HELD_BACK |= {"holdout", "heldout", "benchmark"}
+CONVERTED = re.compile(r"([^/]+)/[^/]+/\d{4}\.parquet")  # config/split/0000.parquet, as the Hub converts data sets
 NAMED_FILES = 5  # in a warning
 
 
@@ -180,6 +181,12 @@ def _warn_of_mixture(setting: str, files: list[str], split_key: str) -> None:
             "%s: by their names, %d of the files that are read may be for tests: %s; if they are, take them out of the "
             "folder, or name the others in prompts.sources; if not, %s=train says so",
             setting, len(tests), _named(tests), split_key,
+        )  # fmt: skip
+    configs = sorted({found[1] for file in files if (found := CONVERTED.fullmatch(file))})
+    if len(configs) > 1:
+        log.warning(
+            "%s: %d configurations of a data set are read together: %s; to read one, name its folder",
+            setting, len(configs), _named(configs),
         )  # fmt: skip
     by_ending: dict[str | None, list[str]] = {}
     for file in files:
