@@ -356,14 +356,16 @@ def test_the_cache_of_the_hub_holds_several_revisions_of_which_one_is_read(prepa
     assert prepare(path=str(cache / "snapshots" / "r1"))["prompts"] == 1
 
 
-def test_folders_that_are_links_are_named_because_they_are_not_read(prepare, tmp_path, caplog):
+def test_links_to_folders_and_to_nothing_are_named_because_they_are_not_read(prepare, tmp_path, caplog):
     for name in ("set", "elsewhere"):
         (tmp_path / name).mkdir()
         write(tmp_path / name / "a.jsonl", [chat(name)])
     for name in ("more", ".hidden"):
         (tmp_path / "set" / name).symlink_to(tmp_path / "elsewhere")
-    assert prepare(path=str(tmp_path / "set"))["prompts"] == 1
-    assert "folders that are symbolic links are NOT read: more;" in caplog.text
+    (tmp_path / "set" / "b.jsonl").symlink_to(tmp_path / "nothing")
+    (tmp_path / "set" / "c.jsonl").symlink_to(tmp_path / "elsewhere" / "a.jsonl")
+    assert prepare(path=str(tmp_path / "set"))["prompts"] == 2
+    assert "links to folders, and to files that are missing, are NOT read: b.jsonl, more;" in caplog.text
 
 
 @pytest.mark.parametrize(

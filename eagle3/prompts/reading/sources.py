@@ -5,7 +5,8 @@ import logging
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -233,14 +234,18 @@ def _dataset_splits(setting: str, folder: str, config_key: str, config: str | No
             "names only, so that test data may be read: better name the data set's folder, and %s if it has several",
             setting, config_key,
         )  # fmt: skip
-    if links := _linked_folders(folder):
+    if links := _dead_links(folder):
         log.warning(
-            "%s: folders that are symbolic links are NOT read: %s; name them as sources of their own in "
-            "prompts.sources", setting, _named(links),
+            "%s: links to folders, and to files that are missing, are NOT read: %s; fetch the files, or name "
+            "them as sources of their own in prompts.sources",
+            setting, _named(links),
         )  # fmt: skip
     try:
         root = files.info(path)["name"].rstrip("/")  # a store may give another name to the folder
-        inside = [name[len(root) + 1 :] for name in files.find(path) if name.startswith(f"{root}/")]
+        found = [name[len(root) + 1 :] for name in files.find(path) if name.startswith(f"{root}/")]
+        folders = {str(parent) for name in found for parent in PurePosixPath(name).parents}
+        marks = {"", *folders}  # stores may have an empty file for a folder
+        inside = [name for name in found if name.rstrip("/") not in marks]
         splits = _found_files(folder, files, root, inside, config)
     except Exception as error:  # besides errors of `datasets` and the store, those of YAML in a card
         reason = " ".join(str(error).split())[:200]
@@ -277,10 +282,10 @@ def _found_files(folder: str, files: Any, root: str, inside: list[str], config: 
     return {str(split): [_moved(str(file), place, folder) for file in each] for split, each in found.items()}
 
 
-def _linked_folders(folder: str) -> list[str]:
-    """Return the paths, inside a local folder, of links to folders, which `datasets` does not follow."""
-    found = [Path(inside, name) for inside, names, _ in os.walk(folder) for name in names]
-    links = [str(each.relative_to(folder)) for each in found if each.is_symlink()]
+def _dead_links(folder: str) -> list[str]:
+    """Return the paths, inside a local folder, of links to folders, which `datasets` does not follow, or to nothing."""
+    found = [Path(inside, name) for inside, *names in os.walk(folder) for name in chain(*names)]
+    links = [str(each.relative_to(folder)) for each in found if each.is_symlink() and not each.is_file()]
     return sorted(name for name in links if not _is_hidden(name))
 
 
@@ -289,9 +294,8 @@ def _same_names(files: Any, root: str, inside: list[str], place: Path) -> str:
     place.mkdir()
     for name in inside:
         file = place / name
-        if not name.endswith("/"):  # a mark of a folder in a store
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(files.cat_file(f"{root}/{name}") if name in CARDS else b"")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(files.cat_file(f"{root}/{name}") if name in CARDS else b"")
     return str(place)
 
 

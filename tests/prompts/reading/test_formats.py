@@ -354,6 +354,7 @@ def test_files_and_dataset_folders_in_a_store_are_read_like_local_ones(prepare, 
     (local / "lines" / "a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "chats.jsonl").read_bytes()))
     write(local / "chats.jsonl", rows)
     fsspec.filesystem("s3").put(f"{local}/", f"{bucket}/{prepare.root.name}/", recursive=True)
+    fsspec.filesystem("s3").touch(f"{bucket}/{prepare.root.name}/hub/data/")  # as consoles make a folder
     for path in ("hub", "lines", "chats.jsonl"):
         settings = {"name": "same", "chunk_mb": 0.001, "processes": 2 if path == "hub" else 1}
         ledger = prepare(path=f"{bucket}/{prepare.root.name}/{path}", **settings)
