@@ -1,6 +1,7 @@
 """Raw conversations → clean prompts, through the stage as precompute.py runs it."""
 
 import json
+import os
 
 import datasets
 import fsspec
@@ -365,7 +366,7 @@ def test_links_to_folders_and_to_nothing_are_named_because_they_are_not_read(pre
     (tmp_path / "set" / "b.jsonl").symlink_to(tmp_path / "nothing")
     (tmp_path / "set" / "c.jsonl").symlink_to(tmp_path / "elsewhere" / "a.jsonl")
     assert prepare(path=str(tmp_path / "set"))["prompts"] == 2
-    assert "links to folders, and to files that are missing, are NOT read: b.jsonl, more;" in caplog.text
+    assert "are NOT read: b.jsonl, more;" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -412,6 +413,21 @@ def test_a_file_that_is_not_read_is_named_also_if_one_of_its_name_is_read(prepar
     for folder in ("set", "link"):
         assert prepare(path=str(tmp_path / folder))["prompts"] == 1
         assert f"{folder}: 1 data files of this folder are NOT read" in caplog.text
+
+
+def test_a_folder_that_may_not_be_read_is_named(prepare, tmp_path, monkeypatch, caplog):
+    scandir = os.scandir
+
+    def refusing(path):  # root may read all
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    (tmp_path / "locked").mkdir()
+    write(tmp_path / "a.jsonl", [chat("a")])
+    monkeypatch.setattr("os.scandir", refusing)
+    assert prepare(path=str(tmp_path))["prompts"] == 1
+    assert "folders without the right to read them, are NOT read: locked;" in caplog.text
 
 
 def test_a_local_url_is_a_path(prepare, tmp_path):

@@ -234,11 +234,11 @@ def _dataset_splits(setting: str, folder: str, config_key: str, config: str | No
             "names only, so that test data may be read: better name the data set's folder, and %s if it has several",
             setting, config_key,
         )  # fmt: skip
-    if links := _dead_links(folder):
+    if isinstance(files, LocalFileSystem) and (unreached := _unreached(folder)):
         log.warning(
-            "%s: links to folders, and to files that are missing, are NOT read: %s; fetch the files, or name "
-            "them as sources of their own in prompts.sources",
-            setting, _named(links),
+            "%s: links to folders or to missing files, and folders without the right to read them, are NOT read: %s; "
+            "fetch the files, name them as sources of their own in prompts.sources, or make them readable",
+            setting, _named(unreached),
         )  # fmt: skip
     try:
         root = files.info(path)["name"].rstrip("/")  # a store may give another name to the folder
@@ -282,11 +282,14 @@ def _found_files(folder: str, files: Any, root: str, inside: list[str], config: 
     return {str(split): [_moved(str(file), place, folder) for file in each] for split, each in found.items()}
 
 
-def _dead_links(folder: str) -> list[str]:
-    """Return the paths, inside a local folder, of links to folders, which `datasets` does not follow, or to nothing."""
-    found = [Path(inside, name) for inside, *names in os.walk(folder) for name in chain(*names)]
-    links = [str(each.relative_to(folder)) for each in found if each.is_symlink() and not each.is_file()]
-    return sorted(name for name in links if not _is_hidden(name))
+def _unreached(folder: str) -> list[str]:
+    """Return the paths, inside a local folder, that `datasets` leaves out: links to folders or to nothing, and folders
+    that this user may not read."""
+    refused: list[OSError] = []
+    found = [Path(inside, name) for inside, *names in os.walk(folder, onerror=refused.append) for name in chain(*names)]
+    links = [each for each in found if each.is_symlink() and not each.is_file()]
+    paths = [os.path.relpath(each, folder) for each in (*links, *(error.filename for error in refused))]
+    return sorted(path for path in paths if path == "." or not _is_hidden(path))
 
 
 def _same_names(files: Any, root: str, inside: list[str], place: Path) -> str:
