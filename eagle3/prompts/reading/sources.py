@@ -231,7 +231,7 @@ def _dataset_splits(setting: str, folder: str, config_key: str, config: str | No
     if not read_card(folder)[0] and nearest_card(folder)[0].get("configs"):
         log.warning(
             "%s is inside a data set whose card sorts its files into configs and splits; here they are sorted by their "
-            "names only, so that test data may be read: better name the data set's folder, and %s if it has several",
+            "names only, and another split may be read: better name the data set's folder, and %s if it has several",
             setting, config_key,
         )  # fmt: skip
     if isinstance(files, LocalFileSystem) and (unreached := _unreached(folder)):
