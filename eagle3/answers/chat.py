@@ -38,6 +38,10 @@ class RefusedConversation(Exception):
     """The template refuses this conversation. The message never holds text of the conversation."""
 
 
+class NoEmbedding(RefusedConversation):
+    """A conversation holds a token that the target has no embedding for."""
+
+
 class Chat:
     """The target's chat format, with the clock pinned to `date`."""
 
@@ -69,6 +73,8 @@ class Chat:
         self._tell_unread("chat.template_kwargs", settings.template_kwargs)
         self._check_template()
         self.stop_ids = frozenset(stop_ids)
+        self._warn_of_plain_stops()
+        self._warn_of_missing_generation_prompt()
         if added := self._added_stop_ids(settings.stop_tokens):
             self.stop_ids |= added
             self.settings["stop_tokens"] = sorted(map(self.name_of, added))
@@ -204,7 +210,7 @@ class Chat:
         largest = max(ids, default=0)
         if self.rows is not None and largest >= self.rows:
             token = self.tokenizer.convert_ids_to_tokens(largest)
-            raise RefusedConversation(f"it holds {token} (id {largest}), for which the target has no embedding")
+            raise NoEmbedding(f"it holds {token} (id {largest}), for which the target has no embedding")
         return ids
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
@@ -251,7 +257,29 @@ class Chat:
             lost |= {each["role"] for each in asked if each["content"] not in text or repr(each["content"]) in text}
         return lost
 
+    def _warn_of_missing_generation_prompt(self) -> None:
+        try:
+            bare, prompt = (self.render([QUESTION], add_generation_prompt=each) for each in (False, True))
+            head, _ = self.around_answer([QUESTION])
+        except RefusedConversation:
+            return
+        missing = head.removeprefix(prompt)
+        if bare == prompt and missing != head and missing.strip():
+            _log_once(
+                f"the chat template does not read add_generation_prompt: the target itself has to write {missing!r} "
+                f"before an answer, here and in servers; give a template that does with chat.template=FILE.jinja"
+            )
+
     # --- the end of a turn -------------------------------------------------------------------------------------------
+
+    def _warn_of_plain_stops(self) -> None:
+        special = {*self._added_ids, *self.tokenizer.all_special_ids}
+        for token_id in sorted(self.stop_ids - special):
+            if token_id < len(self.tokenizer):
+                _log_once(
+                    f"the target's eos_token_id={token_id} is {self.name_of(token_id)!r}, which is ordinary text: "
+                    f"answers end there, here and in servers; correct it in config.json and generation_config.json"
+                )
 
     def name_of(self, token_id: int) -> str:
         return self.decode([token_id])
@@ -297,8 +325,14 @@ class Chat:
             found = []
             for after in ([], [{"role": "user", "content": "Question0452"}]):
                 try:
-                    _, text = self.around_answer(before, *after)
+                    head, text = self.around_answer(before, *after)
+                    self.encode(head)
                     found.append(self.encode(text.partition("Question0452")[0]))
+                except NoEmbedding as error:
+                    raise InputError(
+                        f"no conversation fits this target: {error} ({self.rows} rows); put tokenizer, chat template "
+                        f"and weights of one model into its folder"
+                    ) from None
                 except RefusedConversation:
                     continue
             if found:

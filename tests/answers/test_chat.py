@@ -330,3 +330,28 @@ def test_a_text_with_a_token_that_has_no_embedding_is_refused_by_its_name():
     assert chat.prompt_ids([{"role": "user", "content": "Look."}])
     with pytest.raises(RefusedConversation, match=rf"<image_soft_token> \(id {rows}\).* no embedding"):
         chat.prompt_ids([{"role": "user", "content": "Look: <image_soft_token>"}])
+
+
+def test_a_template_whose_own_tokens_have_no_embedding_is_refused_at_once():
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny")
+    rows = len(tokenizer)
+    tokenizer.add_tokens(["<|eot|>"], special_tokens=True)
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", "<|eot|>")
+    with pytest.raises(InputError, match=rf"<\|eot\|> \(id {rows}\), for which .*\({rows} rows\); put tokenizer"):
+        Chat(tokenizer, ChatSettings(**SETTINGS | {"template": None}), stop_ids=[2], rows=rows)
+
+
+def test_a_stop_token_that_is_ordinary_text_is_told(caplog):
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny")
+    Chat(tokenizer, ChatSettings(**SETTINGS | {"template": None}), stop_ids=[2, 300, 128009])
+    assert [each.getMessage().split(",")[0] for each in caplog.records] == ["the target's eos_token_id=300 is 'un'"]
+
+
+def test_a_template_without_a_generation_prompt_is_told(caplog):
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny")
+    settings = ChatSettings(**SETTINGS | {"template": None})
+    Chat(tokenizer, settings, stop_ids=[2])
+    assert not caplog.records
+    tokenizer.chat_template = tokenizer.chat_template.partition("{%- if add_generation_prompt")[0]
+    Chat(tokenizer, settings, stop_ids=[2])
+    assert r"the target itself has to write '<|im_start|>assistant\n' before an answer" in caplog.text
