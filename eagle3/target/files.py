@@ -134,7 +134,14 @@ def load_config(path: str, folder: Path, *, trust_remote_code: bool) -> tuple[di
     except Exception as error:  # of code that comes with the model, too
         there = (folder / "config.json").exists()
         usual = "give the folder of a Hugging Face model, or its id"
-        remedy = _remedy(error, usual if there else f"it has no config.json, as a copy in GGUF: {usual}")
+        of_trainer, of_hub = folder.glob("*/config.json"), folder.glob("snapshots/*/config.json")
+        inside = [file for file in (*of_trainer, *of_hub) if file.is_file()]
+        if inside and not there:
+            newest = max(inside, key=lambda file: file.stat().st_mtime).parent
+            usual = f"give a folder in it that has a config.json, e.g. target.path={newest}"
+        elif not there:
+            usual = f"it has no config.json, as a copy in GGUF: {usual}"
+        remedy = _remedy(error, usual)
         raise InputError(
             f"target.path={path} is neither a model folder nor a readable hub model ({first_line(error)}); {remedy}"
         ) from error

@@ -58,6 +58,15 @@ def test_a_file_is_no_target(without_weights):
         read(without_weights / "config.json")
 
 
+@pytest.mark.parametrize("inside", ["checkpoint-500", "snapshots/0123abc"])
+def test_the_folder_around_a_model_names_that_of_the_model(without_weights, inside):
+    folder = without_weights.rename(without_weights.parent / "model")
+    (without_weights / inside).parent.mkdir(parents=True)
+    folder.rename(without_weights / inside)
+    with pytest.raises(InputError, match=rf"give a folder in it .*e\.g\. target\.path={without_weights / inside}$"):
+        read(without_weights)
+
+
 @pytest.mark.parametrize("known", [{"quant_method": "fp8"}, {"load_in_8bit": True}])
 def test_quantisation_that_transformers_knows_passes(without_weights, known):
     set_config(quantization_config=known)(without_weights)
