@@ -25,6 +25,7 @@ from eagle3.features.task import Extractor, Sharding
 from eagle3.settings.precomputing import CaptureRun, PrecomputeRun, SampleSettings, TargetSettings
 from eagle3.storage.folder import Storage, open_folder
 from eagle3.target.capture import check_capture_layers, default_capture_layers
+from eagle3.target.checkpoint_files import WrongWeights
 from eagle3.target.device import free_bytes
 from eagle3.target.facts import layer_count
 from eagle3.target.identity import require_same_target
@@ -232,6 +233,8 @@ def sentinels_for(settings: TargetSettings, target: StoredTarget, layers: list[i
         try:
             return computed_sentinels(load_target(**vars(settings)), layers)
         except (InputError, ImportError, RuntimeError) as error:  # at its load, or of kernels that a forward lacks
+            if isinstance(error, WrongWeights) and target.quantization is None:
+                raise  # an engine may compute with whatever its memory holds in their place
             without = first_line(error)
         finally:
             unload()

@@ -18,6 +18,19 @@ OTHER_WAYS = (
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 
 
+class WrongWeights(InputError):
+    """Weights that are not what was trained, or not all of it, whatever computes with them."""
+
+
+def stale_lm_head(path: str) -> WrongWeights:
+    """Return the error of a target that has an lm_head of its own, though its config says that it has none."""
+    return WrongWeights(
+        f"target.path={path}: tie_word_embeddings=true in its config.json, but its lm_head differs from its embedding: "
+        f"transformers computes with the one, servers with the other; set tie_word_embeddings=false if both were "
+        f"trained, else remove the lm_head from its weights"
+    )
+
+
 def require_no_adapter(path: str, folder: Path) -> None:
     """Raise InputError for a PEFT adapter, which servers load in addition to a model and transformers may leave out."""
     if (folder / "adapter_config.json").exists():

@@ -21,7 +21,7 @@ from transformers import (
 
 from eagle3.adapters.transformers import require_quantizer
 from eagle3.errors import InputError, first_line
-from eagle3.target.checkpoint_files import OTHER_WAYS, PLAIN_CHECKPOINT
+from eagle3.target.checkpoint_files import OTHER_WAYS, PLAIN_CHECKPOINT, WrongWeights, stale_lm_head
 from eagle3.target.device import resolve_device
 from eagle3.target.facts import TargetConfig, require_sizes, target_config
 from eagle3.target.files import GET_AGAIN, TargetFiles, read_target_files
@@ -90,6 +90,8 @@ def load_target(
     if check_health:
         try:
             require_health(model, files.tokenizer, files.path)
+        except InputError:
+            raise
         except (TypeError, ValueError) as error:  # a diffusion model, say
             raise InputError(
                 f"target.path={files.path} is a {type(model).__name__}, which does not compute the next tokens of a "
@@ -162,6 +164,7 @@ def empty_model(files: TargetFiles) -> PreTrainedModel:
 
 def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
     loader = _loader(files)
+    files.tensors.require_files()  # transformers' own errors name no file
     # Other shapes are refused below: transformers' own error names no tensor.
     options |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:  # safetensors only: other weight files are pickles
@@ -173,13 +176,17 @@ def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
             raise not_loadable(keys, scheme, error) from error
         raise InputError(f"{keys} cannot be loaded: {first_line(error)}") from error
     if report["missing_keys"]:  # transformers only warns, and would continue with random numbers
-        missing = sorted(report["missing_keys"])
-        raise InputError(
-            f"target.path={files.path} lacks {len(missing)} weights, e.g. {missing[0]}; get the whole checkpoint"
-        )
+        missing, unknown = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
+        remedy = "get the whole checkpoint"
+        if unknown:
+            remedy += (
+                f", or, if the names of its {len(unknown)} other tensors, e.g. {unknown[0]}, are of a wrapper (PEFT, "
+                f"DDP, torch.compile), merge or unwrap the model and save it again"
+            )
+        raise WrongWeights(f"target.path={files.path} lacks {len(missing)} weights, e.g. {missing[0]}; {remedy}")
     if others := sorted(report["mismatched_keys"]):
         name, stored, expected = others[0]
-        raise InputError(
+        raise WrongWeights(
             f"target.path={files.path} holds {len(others)} tensors of another shape than config.json says, e.g. "
             f"{name}: {[*stored]} instead of {[*expected]}; get config.json and weights of one model"
         )
@@ -192,7 +199,13 @@ def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
         raise InputError(
             "target.device=balanced: the target does not fit the GPUs; use more of them or a smaller dtype"
         )
+    if not is_tied(model) and is_tied(empty_model(files)):  # transformers unties what the files hold two of
+        raise stale_lm_head(files.path)
     return model
+
+
+def is_tied(model: PreTrainedModel) -> bool:
+    return model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
 def unused_weights(model: PreTrainedModel, decoder: nn.Module, unexpected: Iterable[str]) -> list[str]:

@@ -6,10 +6,11 @@ import logging
 import math
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eagle3.errors import InputError
+from eagle3.target.checkpoint_files import WrongWeights
 
 log = logging.getLogger(__name__)
 TEXT = (
@@ -26,7 +27,14 @@ LEAST_GAIN = 1.0
 @torch.inference_mode()
 def require_health(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     """Raise InputError unless the model predicts ordinary text better than an untrained one; log what was found."""
-    ids = torch.tensor([tokenizer(TEXT).input_ids]).to(model.get_input_embeddings().weight.device)  # type: ignore[arg-type]
+    embedding: Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
+    ids = torch.tensor([tokenizer(TEXT).input_ids])
+    if (largest := int(ids.max())) >= len(embedding):
+        raise WrongWeights(
+            f"target.path={path}: its tokenizer writes id {largest} in ordinary English text, and its embedding has "
+            f"{len(embedding)} rows; put tokenizer and weights of one model into the folder"
+        )
+    ids = ids.to(embedding.device)
     logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()  # (T - 1, V)
     loss = float(functional.cross_entropy(logits, ids[0, 1:].to(logits.device)))  # nats per token
     vocab_size = logits.shape[-1]
@@ -35,7 +43,7 @@ def require_health(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, p
         f"{loss:.2f} nats per token on ordinary English text (untrained, vocabulary of {vocab_size}: {untrained:.2f})"
     )
     if not loss < untrained - LEAST_GAIN:
-        raise InputError(
+        raise WrongWeights(
             f"target.path={path}: {found}: its weights are not what was trained (a quantisation, a damaged file, "
             f"another tokenizer), or it does not know the language; target.check_health=false accepts it anyway"
         )

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from eagle3.adapters.transformers import renamings
 from eagle3.errors import InputError
+from eagle3.target.checkpoint_files import stale_lm_head
 from eagle3.target.facts import TargetConfig, require_sizes, target_config
 from eagle3.target.files import TargetFiles, read_target_files
-from eagle3.target.model import empty_model, find_decoder
+from eagle3.target.model import empty_model, find_decoder, is_tied
 
 HALF_OR_FLOAT = ("BF16", "F16", "F32")  # as safetensors names them
 
@@ -30,7 +32,11 @@ class StoredTarget(TargetFiles):
     @cached_property
     def lm_head(self) -> Float[Tensor, "V H"]:
         """The very tensor of the embedding where they are tied."""
-        return self.embedding if self._names.lm_head is None else self._plain(self._names.lm_head)
+        if self._names.lm_head is not None:
+            return self._plain(self._names.lm_head)
+        if self._names.copy is not None and not torch.equal(self._plain(self._names.copy), self.embedding):
+            raise stale_lm_head(self.path)
+        return self.embedding
 
     @cached_property
     def facts(self) -> TargetConfig:
@@ -46,10 +52,12 @@ class StoredTarget(TargetFiles):
 
     def require_weights(self) -> None:
         """Raise InputError for files that are missing or cut, and for an embedding or an lm_head that cannot be stored
-        next to the features; reads no values."""
+        next to the features; reads no values but those of a copy of a tied lm_head."""
         self.tensors.require_files()
         for name in filter(None, self._names):
             self._require_plain(name)
+        if self._names.copy is not None:
+            _ = self.lm_head
 
     def _plain(self, name: str) -> Tensor:
         self._require_plain(name)
@@ -62,10 +70,12 @@ class StoredTarget(TargetFiles):
 
 
 class TensorNames(NamedTuple):
-    """The checkpoint's names of the tensors that are read here; `lm_head` is None if it is the embedding."""
+    """The checkpoint's names of the tensors that are read here; `lm_head` is None if it is the embedding, and `copy`
+    then its name where it is in the files, too."""
 
     embedding: str
     lm_head: str | None
+    copy: str | None = None
 
 
 def tensor_names(files: TargetFiles, keys: Set[str]) -> TensorNames:
@@ -88,7 +98,10 @@ def tensor_names(files: TargetFiles, keys: Set[str]) -> TensorNames:
         raise not_plain(files, f"its checkpoint has {len(found) or 'no'} tensors {name}, found by that name only")
 
     at = the_one(embedding)
-    return TensorNames(at, None if lm_head is embedding else the_one(lm_head))
+    if not is_tied(model):
+        return TensorNames(at, the_one(lm_head))
+    own = {name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter is lm_head}
+    return TensorNames(at, None, next((key for key in keys if key in own and key != at), None))
 
 
 def not_plain(files: TargetFiles, found: str) -> InputError:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from exported_head import edit_json
 from extraction import conversation, extract_by, write_answers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from serving_fixtures import environment, launch_settings, sglang_site
 from stores import assert_same_samples, open_store
 
@@ -160,6 +160,17 @@ def test_a_target_that_hugging_face_cannot_load_is_held_against_the_engine_alone
     sentinels = sentinels_for(settings, stored_target(**options), LAYERS)
     assert [each.states for each in sentinels] == [None] * 3
     assert "no forward of Hugging Face: target.path" in caplog.text
+
+
+def test_weights_that_are_not_whole_end_the_run_though_an_engine_would_load_them(tiny_path, tmp_path):
+    folder = shutil.copytree(tiny_path, tmp_path / "cut")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.3.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    options = {"path": str(folder), "revision": None, "trust_remote_code": False}
+    settings = TargetSettings(**options, dtype="auto", device="cpu", attention=None, check_health=False)
+    with pytest.raises(InputError, match=r"lacks 1 weights"):
+        sentinels_for(settings, stored_target(**options), LAYERS)
 
 
 def test_a_server_that_dies_ends_the_run_with_its_reason(run, monkeypatch):

@@ -90,6 +90,17 @@ def truncate_weights(folder):
     weights.write_bytes(weights.read_bytes()[:-1000])
 
 
+def wrap_names(folder):
+    weights = load_file(folder / "model.safetensors")
+    save_file({f"base_model.model.{name}": weight for name, weight in weights.items()}, folder / "model.safetensors")
+
+
+def untie(folder):
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = 2 * weights["model.embed_tokens.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def save_as_pickle(folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
@@ -99,11 +110,13 @@ def save_as_pickle(folder):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (save_as_pickle, r"cannot be loaded"),
+        (save_as_pickle, r"holds no \*\.safetensors"),
         (lambda folder: remove(folder, "config.json"), r"neither a model folder.*config\.json"),
         (lambda folder: edit_json(folder / "config.json", model_type="unheard_of"), r"neither a model folder"),
         (lambda folder: remove(folder, "tokenizer.json", "tokenizer_config.json"), r"no usable tokenizer"),
-        (truncate_weights, r"cannot be loaded"),
+        (truncate_weights, r"model\.safetensors cannot be read .*fetch it again"),
+        (wrap_names, r"lacks 75 weights, .*74 other tensors, e\.g\. base_model\.model\..* of a wrapper .*unwrap"),
+        (untie, r"tie_word_embeddings=true .*lm_head differs from its embedding.*remove the lm_head"),
         (drop_a_weight, r"lacks 1 weights, e\.g\. model\.layers\.3\.mlp\.up_proj\.weight"),
         (
             lambda folder: edit_json(folder / "config.json", intermediate_size=500),

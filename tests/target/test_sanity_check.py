@@ -22,7 +22,7 @@ def test_a_trained_target_passes_and_the_log_says_by_how_much(tiny_path, caplog)
 def test_a_loss_that_is_no_number_is_refused(tiny_path):
     model = AutoModelForCausalLM.from_pretrained(tiny_path, dtype=torch.float32)
     model.model.norm.weight.data.fill_(torch.nan)
-    with pytest.raises(InputError, match="nan nats"):
+    with pytest.raises(InputError, match=r"^target\.path=here: nan nats"):
         require_health(model.eval(), AutoTokenizer.from_pretrained(tiny_path), "here")
 
 
@@ -41,5 +41,14 @@ def test_untrained_weights_are_refused_unless_the_check_is_switched_off(tiny_pat
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(tiny_path).save_pretrained(tmp_path)
     assert load_target(path=str(tmp_path), **OPTIONS, check_health=False)
-    with pytest.raises(InputError, match=r"target\.path=.*not what was trained.*target\.check_health=false"):
+    with pytest.raises(
+        InputError, match=r"^target\.path=\S+: \S+ nats .*not what was trained.*target\.check_health=false"
+    ):
         load_target(path=str(tmp_path), **OPTIONS, check_health=True)
+
+
+def test_a_tokenizer_of_another_model_is_named_before_an_index_is_out_of_range(tiny_path):
+    model = AutoModelForCausalLM.from_pretrained(tiny_path)
+    model.resize_token_embeddings(1000)
+    with pytest.raises(InputError, match=r"target\.path=here: its tokenizer writes id \d{4} .* has 1000 rows; put"):
+        require_health(model.eval(), AutoTokenizer.from_pretrained(tiny_path), "here")

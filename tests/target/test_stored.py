@@ -72,6 +72,20 @@ def test_a_copy_of_a_tied_lm_head_and_another_order_of_names_are_the_same_target
     assert stored(folder).identity.weights_hash == stored(tiny_path).identity.weights_hash
 
 
+@pytest.mark.parametrize("rows", [4096, 4000])
+def test_an_lm_head_next_to_the_embedding_that_config_json_ties_it_to_is_the_same_or_refused(rows, tiny_path, tmp_path):
+    folder = shutil.copytree(tiny_path, tmp_path / "target")
+    tensors = load_file(folder / "model.safetensors")
+    for lm_head in (tensors["model.embed_tokens.weight"].clone(), torch.zeros(rows, 192, dtype=torch.bfloat16)):
+        save_file({**tensors, "lm_head.weight": lm_head}, folder / "model.safetensors", metadata={"format": "pt"})
+        if lm_head.any():
+            stored(folder).require_weights()
+            continue
+        for use in (StoredTarget.require_weights, lambda target: target.lm_head):
+            with pytest.raises(InputError, match=r"tie_word_embeddings=true .*set tie_word_embeddings=false"):
+                use(stored(folder))
+
+
 def test_other_names_of_the_embedding_and_of_lm_head_are_found(tmp_path):
     config = transformers.GPTNeoXConfig(**{**SHAPE, "num_hidden_layers": 2})
     model = transformers.AutoModelForCausalLM.from_config(config)
