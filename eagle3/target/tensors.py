@@ -43,7 +43,14 @@ class CheckpointTensors:
     def _indexed(self) -> dict[str, str] | None:
         if not (self.files / INDEX).is_file():
             return None
-        return read_typed(self.files / INDEX, WeightIndex, made_by=f"fetch target.path={self.path} again")["weight_map"]
+        index = read_typed(self.files / INDEX, WeightIndex, made_by=f"fetch target.path={self.path} again")
+        files = index["weight_map"]
+        if self.commit is None and (self.files / SINGLE).exists() and SINGLE not in files.values():
+            raise InputError(
+                f"target.path={self.path} holds two sets of weights: transformers reads {SINGLE}, servers the files "
+                f"that {INDEX} names; remove the one that is not of this model"
+            )
+        return files
 
     @cached_property
     def file_of(self) -> dict[str, str]:

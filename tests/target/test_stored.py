@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from eagle3.errors import InputError
 from eagle3.target.stored import StoredTarget, stored_target
-from eagle3.target.tensors import CheckpointTensors
+from eagle3.target.tensors import INDEX, CheckpointTensors
 
 
 def stored(folder: Path | str) -> StoredTarget:
@@ -69,6 +69,17 @@ def test_a_copy_of_a_tied_lm_head_and_another_order_of_names_are_the_same_target
     (folder / "model.safetensors").unlink()
     renamed = {name.removeprefix("model.").replace("norm", "z_norm"): tensor for name, tensor in tensors.items()}
     save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    assert stored(folder).identity.weights_hash == stored(tiny_path).identity.weights_hash
+
+
+def test_two_sets_of_weights_are_refused_as_transformers_and_servers_would_read_different_ones(tiny_path, tmp_path):
+    folder = shutil.copytree(tiny_path, tmp_path / "target")
+    shard = shutil.copy(folder / "model.safetensors", folder / "model-00001-of-00001.safetensors")
+    weight_map = dict.fromkeys(load_file(shard), Path(shard).name)
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(InputError, match=r"two sets of weights: .*model\.safetensors, .*index\.json names; remove the"):
+        stored(folder).require_weights()
+    (folder / "model.safetensors").unlink()
     assert stored(folder).identity.weights_hash == stored(tiny_path).identity.weights_hash
 
 
