@@ -371,6 +371,11 @@ def _template_and_variables(
     # A template that joins its BOS to a text fails on a tokenizer that has none; there it means nothing.
     tokens = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
     unset = {name: "" for name, token in tokens.items() if token is None}
+    if "eos_token" in unset and re.search(r"\beos_token\b", source):
+        _log_once(
+            "the chat template writes eos_token, and the target's tokenizer has none: turns end without it, here and "
+            "in servers; set eos_token in its tokenizer_config.json"
+        )
     return source, template, unset | settings.template_kwargs
 
 

@@ -355,3 +355,14 @@ def test_a_template_without_a_generation_prompt_is_told(caplog):
     tokenizer.chat_template = tokenizer.chat_template.partition("{%- if add_generation_prompt")[0]
     Chat(tokenizer, settings, stop_ids=[2])
     assert r"the target itself has to write '<|im_start|>assistant\n' before an answer" in caplog.text
+
+
+def test_a_template_that_ends_turns_with_an_eos_token_that_is_not_set_is_told(tmp_path, caplog):
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny")
+    tokenizer.chat_template = tokenizer.chat_template.replace("'<|im_end|>\\n'", "eos_token + '\\n'")
+    settings = ChatSettings(**SETTINGS | {"template": None})
+    Chat(tokenizer, settings, stop_ids=[2])
+    assert not caplog.records
+    tokenizer.eos_token = None
+    Chat(tokenizer, settings, stop_ids=[2])
+    assert "the chat template writes eos_token, and the target's tokenizer has none" in caplog.text
