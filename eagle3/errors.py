@@ -21,8 +21,9 @@ class Interrupted(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the message's first line, or the name of the error if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Return the message's first line, with the next one after a colon, or the name of the error if it has none."""
+    first, *more = filter(None, map(str.strip, (str(error).strip() or type(error).__name__).splitlines()))
+    return f"{first} {more[0]}" if first.endswith(":") and more else first
 
 
 def escaped(text: str) -> str:

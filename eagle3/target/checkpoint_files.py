@@ -15,6 +15,7 @@ OTHER_WAYS = (
     "answers=sglang features=sglang"
 )
 # ModelOpt, AutoGPTQ, AutoAWQ
+QUANTIZATION_KEYS = ("compression_config", "quantization")  # older compressed-tensors, MLX
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 
 
@@ -87,11 +88,13 @@ class TokenizerJson(JsonObject):
 
 def read_quantization(config: dict[str, Any]) -> str | None:
     """Return the scheme that config.json says the weights are quantised by, with its bits or its format."""
-    found = next(filter(None, (part.get("quantization_config") for part in parts_of(config))), None)
+    stated = (part.get("quantization_config") for part in parts_of(config))
+    found = next((each for each in stated if each is not None), None)
     if found is None:
         return None
-    bits = 8 if found.get("load_in_8bit") else 4 if found.get("load_in_4bit") else found.get("bits")
-    method = found.get("quant_method") or ("bitsandbytes" if bits else None)
+    loaded_in = 8 if found.get("load_in_8bit") else 4 if found.get("load_in_4bit") else None
+    bits = loaded_in or found.get("bits")
+    method = found.get("quant_method") or ("bitsandbytes" if loaded_in else None)
     more = f"{bits} bits" if bits else found.get("format") or found.get("quant_type")
     return f"{method} ({more})" if isinstance(more, str) else str(method)
 
@@ -105,11 +108,17 @@ def require_known_quantization(path: str, folder: Path, config: dict[str, Any]) 
     quantization = read_quantization(config)
     if quantization is None:
         extra_file = next((name for name in QUANTIZATION_FILES if (folder / name).exists()), None)
-        if "compression_config" in config or extra_file:
+        extra_key = next((key for key in QUANTIZATION_KEYS if config.get(key)), None)
+        if found := extra_file or extra_key:
             raise InputError(
-                f"target.path={path} is quantised ({extra_file or 'compression_config'}), but its config.json has no "
+                f"target.path={path} is quantised ({found}), but its config.json has no "
                 f"quantization_config: transformers would load weights without their scales; {PLAIN_CHECKPOINT}"
             )
+    elif quantization.startswith("None"):
+        raise InputError(
+            f"target.path={path}: quantization_config in its config.json names no quant_method, as in a copy for MLX; "
+            f"{PLAIN_CHECKPOINT}, or, if its weights are not quantised, remove that key"
+        )
     elif not knows_quantization(method := quantization.partition(" ")[0]):
         raise InputError(
             f"target.path={path} is quantised by quant_method={method}, which this version of transformers does not "

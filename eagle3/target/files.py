@@ -134,6 +134,7 @@ def load_config(path: str, folder: Path, *, trust_remote_code: bool) -> tuple[di
     except Exception as error:  # of code that comes with the model, too
         there = (folder / "config.json").exists()
         usual = "give the folder of a Hugging Face model, or its id"
+        usual = f"correct that, or {usual}" if there else usual
         of_trainer, of_hub = folder.glob("*/config.json"), folder.glob("snapshots/*/config.json")
         inside = [file for file in (*of_trainer, *of_hub) if file.is_file()]
         if inside and not there:
