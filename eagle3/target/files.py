@@ -119,7 +119,10 @@ def checked_path(path: str | None) -> str:
     if Path(path).is_file():
         raise InputError(f"target.path={path} is a file; give the folder of a Hugging Face model, with its config.json")
     if not Path(path).is_dir() and not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", path, re.ASCII):
-        raise InputError(f"target.path={path} does not exist; give an existing model folder or a hub id (owner/name)")
+        remedy = "give an existing model folder or a hub id (owner/name)"
+        if path.startswith("~"):
+            remedy = "a shell leaves ~ after = as it is: write $HOME, or the whole path"
+        raise InputError(f"target.path={path} does not exist; {remedy}")
     return path
 
 

@@ -128,9 +128,10 @@ def resolved_dtype(dtype: str, *, on_cpu: bool) -> str:
 
 
 def require_loadable(files: TargetFiles, *, device: str) -> None:
-    """Raise NotLoadable for a quantised target that needs what this machine lacks; reads no weights."""
+    """Raise InputError for weights in files that transformers does not look for, and NotLoadable for a quantised target
+    that needs what this machine lacks; reads no weights."""
     if files.quantization is None:
-        return
+        return files.tensors.require_known_names()
     try:
         require_quantizer(files.config, "auto" if resolve_device(device) is None else None)
     except Exception as error:
@@ -164,6 +165,8 @@ def empty_model(files: TargetFiles) -> PreTrainedModel:
 
 def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
     loader = _loader(files)
+    if files.quantization is None:  # other schemes have files of their own
+        files.tensors.require_known_names()
     files.tensors.require_files()  # transformers' own errors name no file
     # Other shapes are refused below: transformers' own error names no tensor.
     options |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}

@@ -66,6 +66,14 @@ class CheckpointTensors:
             )
         return {key: file for file in files for key in self._open(file).keys()}  # noqa: SIM118
 
+    def require_known_names(self) -> None:
+        """Raise InputError for files that servers may find and transformers does not look for."""
+        if self.commit is None and not any((self.files / name).exists() for name in (INDEX, SINGLE)):
+            raise InputError(
+                f"target.path={self.path} holds {next(iter(self.file_of.values()))}, and transformers reads only "
+                f"{SINGLE}, or the files that {INDEX} names: rename a single file, or get the index, too"
+            )
+
     def require_files(self) -> None:
         """Raise InputError if a file of weights is missing or incomplete; reads no values."""
         for file in sorted({*self.file_of.values()}):

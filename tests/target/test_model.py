@@ -15,8 +15,9 @@ from stores import CONF
 
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import TargetSettings
+from eagle3.target.files import read_target_files
 from eagle3.target.identity import require_same_target
-from eagle3.target.model import load_target
+from eagle3.target.model import load_target, require_loadable
 
 
 @pytest.fixture
@@ -110,6 +111,10 @@ def save_as_pickle(folder):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        (
+            lambda folder: (folder / "model.safetensors").rename(folder / "model.fp16.safetensors"),
+            r"holds model\.fp16\.safetensors, and transformers reads only model\.safetensors, .*rename",
+        ),
         (save_as_pickle, r"holds no \*\.safetensors"),
         (lambda folder: remove(folder, "config.json"), r"neither a model folder.*config\.json"),
         (lambda folder: edit_json(folder / "config.json", model_type="unheard_of"), r"neither a model folder"),
@@ -129,6 +134,12 @@ def test_a_broken_folder_is_refused_under_the_config_key(tiny_copy, spoil, messa
     with pytest.raises(InputError, match=rf"target\.path=.*{message}") as caught:
         load_target(path=str(tiny_copy), **OPTIONS)
     assert "target.attention" not in str(caught.value)  # which is named where it was set
+
+
+def test_weights_that_transformers_does_not_look_for_are_refused_before_the_first_stage(tiny_copy):
+    (tiny_copy / "model.safetensors").rename(tiny_copy / "model.fp16.safetensors")
+    with pytest.raises(InputError, match=r"holds model\.fp16\.safetensors"):
+        require_loadable(read_target_files(path=str(tiny_copy)), device="cpu")
 
 
 def add_weights(folder, *names):
@@ -157,6 +168,7 @@ def test_tensors_of_parts_that_are_not_computed_are_no_fault(tiny_copy):
     ("changes", "message"),
     [
         ({"path": "/no/such/folder"}, r"target\.path=/no/such/folder does not exist"),
+        ({"path": "~/models/mine"}, r"target\.path=~/models/mine does not exist; .*write \$HOME"),
         ({"device": "warp"}, r"target\.device=warp"),
         ({"attention": "warp"}, r"target\.attention=warp"),
     ],
