@@ -193,7 +193,14 @@ def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
             f"target.path={files.path} holds {len(others)} tensors of another shape than config.json says, e.g. "
             f"{name}: {[*stored]} instead of {[*expected]}; get config.json and weights of one model"
         )
-    if unused := unused_weights(model, find_decoder(model, files.path), sorted(report["unexpected_keys"])):
+    decoder: Any = find_decoder(model, files.path)
+    unexpected = sorted(report["unexpected_keys"])
+    if layer := uncounted_layer(model, decoder, unexpected):
+        raise WrongWeights(
+            f"target.path={files.path}: config.json says that the model has {len(decoder.layers)} layers, and its "
+            f"weights also hold {layer}; correct num_hidden_layers, or save the shorter model without it"
+        )
+    if unused := unused_weights(model, decoder, unexpected):
         raise InputError(
             f"target.path={files.path} holds {len(unused)} tensors in layers that transformers computes without them, "
             f"e.g. {unused[0]}: a scale or a part that would be left out; {PLAIN_CHECKPOINT}"
@@ -209,6 +216,21 @@ def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
 
 def is_tied(model: PreTrainedModel) -> bool:
     return model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def uncounted_layer(model: PreTrainedModel, decoder: nn.Module, unexpected: Iterable[str]) -> str | None:
+    """Return the name of a layer like the model's own that a checkpoint holds after the last one that is computed.
+
+    Extra layers that predict several tokens are no such: they have parts that the others lack."""
+    layers: Any = decoder.layers
+    start = next(f"{name}." for name, part in model.named_modules() if part is layers)
+    parts_of_own = {name for layer in layers for name in layer.state_dict()}
+    parts_of_more: dict[str, set[str]] = {}
+    for key in unexpected:
+        if key.startswith(start):
+            index, _, part = key.removeprefix(start).partition(".")
+            parts_of_more.setdefault(index, set()).add(part)
+    return next((f"{start}{index}" for index, parts in parts_of_more.items() if parts <= parts_of_own), None)
 
 
 def unused_weights(model: PreTrainedModel, decoder: nn.Module, unexpected: Iterable[str]) -> list[str]:

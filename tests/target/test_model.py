@@ -127,6 +127,10 @@ def save_as_pickle(folder):
             lambda folder: edit_json(folder / "config.json", intermediate_size=500),
             r"down_proj\.weight: \[192, 512\] instead of \[192, 500\]",
         ),
+        (
+            lambda folder: edit_json(folder / "config.json", num_hidden_layers=6),
+            r"config\.json says that the model has 6 layers, .* hold model\.layers\.6; correct num_hidden_layers",
+        ),
     ],
 )
 def test_a_broken_folder_is_refused_under_the_config_key(tiny_copy, spoil, message):
