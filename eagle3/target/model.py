@@ -209,7 +209,8 @@ def _load_model(files: TargetFiles, options: dict[str, Any]) -> PreTrainedModel:
         raise InputError(
             "target.device=balanced: the target does not fit the GPUs; use more of them or a smaller dtype"
         )
-    if not is_tied(model) and is_tied(empty_model(files)):  # transformers unties what the files hold two of
+    # transformers unties what the files hold two of; a quantised lm_head, which is never tied, has no `weight`.
+    if is_tied(empty_model(files)) and not is_tied(model):
         raise stale_lm_head(files.path)
     return model
 

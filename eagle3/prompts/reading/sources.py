@@ -105,8 +105,7 @@ def source_at(
     split: the default for a dataset folder; id_prefix: whether ids begin with its name; keeps_history: see Layout.
     """
     entry = _entry(entry)
-    path = str(entry["path"])
-    path = path.removeprefix("file://")
+    path = str(entry["path"]).removeprefix("file://")
     if "://" not in path:  # keeps symbolic links: in the Hub's cache only the link has the file's name
         path = os.path.abspath(path)
     files = _files(key, entry, path, split)
@@ -165,8 +164,8 @@ def _files(key: str, entry: dict, path: str, usual_split: str) -> list[str]:
     for file in files:
         if not has_ending(file, FORMATS):
             raise InputError(
-                f"{setting}: {file_name(file)} ends in none of {', '.join(FORMATS)}; take it "
-                f"out of the folder, or rename, convert or unpack it, "
+                f"{setting}: {file_name(file)} ends in none of {', '.join(FORMATS)}; take it out of "
+                f"the folder, or rename, convert or unpack it, "
                 f"a CSV file with pandas.read_csv('a.csv').to_parquet('a.parquet'), "
                 f"an Arrow file with dataset.to_parquet('a.parquet')"
             )
