@@ -854,6 +854,8 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"race_{peer.lower()}": partial(race, peer) for peer in PEERS},
     "raced_trainers": partial(raced_trainers, *SAME_HEAD),
     "raced_defaults": partial(raced_trainers, *DEFAULTS),
+    "raced_packs": partial(raced_trainers, "race_packs_0_5b.json", "defaults"),
+    "learning_rates_0_5b": partial(raced_trainers, "learning_rate_0_5b.json", "10 epochs of 10,000"),
     "raced_heads": partial(raced_heads, SPECFORGE),
     "speculators_heads": partial(raced_heads, SPECULATORS, FIXED),
     "raced_prompts": partial(
