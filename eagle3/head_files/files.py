@@ -172,7 +172,7 @@ def weight_files(folder: Path) -> list[Path]:
         if missing := [path.name for path in found if not path.is_file()]:
             raise InputError(f"{folder / INDEX} names {missing[0]}, which does not exist; copy all files again")
     else:
-        found = sorted(folder.glob("*.safetensors"))
+        found = sorted(folder.glob("[!.]*.safetensors"))  # no ._FILE of macOS
     if not found:
         raise InputError(
             f"head={folder} has no *.safetensors file; make it: {MAKE_HEAD}. A pickle (*.bin, *.pt) can run code and "

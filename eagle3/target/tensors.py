@@ -58,7 +58,7 @@ class CheckpointTensors:
         if self._indexed is not None:
             return self._indexed
         alone = self.folder / SINGLE  # the only one that transformers reads: others may be the same in another layout
-        files = [SINGLE] if alone.is_file() else sorted(path.name for path in self.folder.glob("*.safetensors"))
+        files = [SINGLE] if alone.is_file() else sorted(path.name for path in self.folder.glob("[!.]*.safetensors"))
         if not files:
             raise InputError(
                 f"target.path={self.path} holds no *.safetensors, and other formats (*.bin, *.gguf) are not read; give "

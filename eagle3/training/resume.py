@@ -133,7 +133,7 @@ class RunCheckpoints:
         last, setting = self.folder / LAST, f"hydra.run.dir={self.run_dir}"
         if last.is_file():
             return last
-        kept = self.folder.glob("*.ckpt")
+        kept = self.folder.glob("[!.]*.ckpt")
         return max(kept, key=lambda path: read_checkpoint(path, setting=setting).global_step, default=None)
 
     def _require_elsewhere(self, copies: Path) -> None:

@@ -44,6 +44,11 @@ def test_the_index_decides_which_shards_are_read(head):
     torch.testing.assert_close(read_files(head).tensors, whole.tensors, rtol=0, atol=0)
 
 
+def test_files_that_macos_adds_to_a_copy_are_not_read(head):
+    (head / "._model.safetensors").write_bytes(b"\0\5\x16\7")
+    assert "fc.weight" in read_files(head).tensors
+
+
 def file(name: str, content: bytes) -> Change:
     return lambda head: (head / name).write_bytes(content)
 

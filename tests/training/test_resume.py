@@ -16,6 +16,7 @@ from scripts import finished
 from stores import random_samples, write_store
 
 from eagle3.errors import InputError
+from eagle3.serving.head.export import find_checkpoint
 from eagle3.storage.folder import Storage, open_folder, write_file
 from eagle3.training import copies as copies_module
 from eagle3.training import resume
@@ -118,6 +119,13 @@ def test_an_earlier_checkpoint_resumes_a_run_only_once_a_damaged_one_is_deleted_
     assert RunCheckpoints(tmp_path / "run", None).resume_from("auto") == str(best)
     with pytest.raises(InputError, match=f"ckpt_path={best} contains only weights .*init_from=HEAD"):
         read_resumed(str(best))
+
+
+def test_files_that_macos_adds_to_a_copied_run_are_no_checkpoints(tmp_path, save):
+    best = save(tmp_path / "run/checkpoints/best-step8.ckpt", 8)
+    best.with_name(f"._{best.name}").write_bytes(b"\0\5\x16\7")
+    assert RunCheckpoints(tmp_path / "run", None).resume_from("auto") == str(best)
+    assert find_checkpoint(run=str(tmp_path / "run"), checkpoint=None) == best
 
 
 def test_a_run_that_was_continued_elsewhere_resumes_from_the_later_copy(tmp_path, save):

@@ -82,7 +82,7 @@ def write_comparison(run: CompareRun, numbers: Mapping[str, Any], page: str, fol
 
 
 def facts_of(head: Path) -> dict[str, Any]:
-    weights = {path.name: sha256_file(path) for path in sorted(head.glob("*.safetensors"))}
+    weights = {path.name: sha256_file(path) for path in sorted(head.glob("[!.]*.safetensors"))}
     return {"path": str(head), "sha256": weights}
 
 

@@ -52,7 +52,7 @@ def find_checkpoint(*, run: str | None, checkpoint: str | None) -> Path:
     if (Path(run) / "result.json").is_file():
         best = Path(read_sealed_json(Path(run) / "result.json", made_by=MAKE_RUN)["checkpoint"])
         return _existing(folder / best.name, f"run={run}")  # by name: the run's folder may have moved
-    found = sorted(folder.glob("*.ckpt"), key=lambda path: (path.name != "last.ckpt", path.stat().st_mtime))
+    found = sorted(folder.glob("[!.]*.ckpt"), key=lambda path: (path.name != "last.ckpt", path.stat().st_mtime))
     return _existing(found[-1] if found else folder / "last.ckpt", f"run={run}")
 
 

@@ -165,5 +165,5 @@ def hashes(record: HeadRecord, target: TargetFiles) -> list[tuple[str, str]]:
             *record.files.items(),
             (f"{target.path} {target.revision}: samples of all weights", target.identity.weights_hash),
         ]
-    weights = ((f"{folder.name}/{file.name}", sha256_file(file)) for file in sorted(folder.glob("*.safetensors")))
+    weights = ((f"{folder.name}/{file.name}", sha256_file(file)) for file in sorted(folder.glob("[!.]*.safetensors")))
     return [*record.files.items(), *weights]
