@@ -106,7 +106,13 @@ def read_files(path: str | Path) -> HeadFiles:
     """Read an exported head of any trainer; InputError for files that are missing, damaged or of the wrong kind."""
     found = read_without_weights(path)
     for shard in weight_files(found.path):
-        found.tensors.update(_read_tensors(shard))
+        tensors = _read_tensors(shard)
+        if twice := min(tensors.keys() & found.tensors.keys(), default=None):
+            raise InputError(
+                f"{shard} has {twice}, which another file of the folder has too, and a server loads either; move away "
+                f"the file that is not of this head"
+            )
+        found.tensors.update(tensors)
     if found.record is not None:
         _require_as_exported(found.path, found.record)
     return found
@@ -186,7 +192,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, "pt") as file:
             return {plain_name(name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+    except (SafetensorError, FileNotFoundError) as error:  # of a link, too, whose file was not copied
         raise InputError(f"{path} is truncated or damaged ({error}); copy it again, or make it: {MAKE_HEAD}") from None
 
 

@@ -69,6 +69,11 @@ def cut_to(length: int) -> Change:
     return lambda head: file("model.safetensors", (head / "model.safetensors").read_bytes()[:length])(head)
 
 
+def replace_by_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("blobs/1f3a")
+
+
 def layer_ids(*outputs: int) -> Change:
     return lambda head: config(**{"eagle_config": {IDS: [*outputs]}, IDS: [layer + 1 for layer in outputs]})(head)
 
@@ -77,6 +82,11 @@ TWICE = rf"head=\S+: eagle_config\.{IDS}=\[1, 3, 4\] and {IDS}=\[.*\] at the top
 REFUSED: list[tuple[Change, str]] = [
     (shutil.rmtree, r"head/config\.json does not exist"),
     (file("config.json", b"{"), r"config\.json is not valid JSON"),
+    (
+        lambda head: shutil.copy(head / "model.safetensors", head / "model (1).safetensors"),
+        r"model\.safetensors has d2t, which another file of the folder has too, .*; move away the file",
+    ),
+    (lambda head: replace_by_link(head / "model.safetensors"), r"model\.safetensors is .* \(No such .*; copy it again"),
     (file("training.json", b'{"epochs": 3}'), r"training\.json: format_version is missing; export the head again"),
     (lambda head: (head / split(head)[1]).unlink(), r"index\.json names model-00002-\S+, which does not exist"),
     *((cut_to(length), r"model\.safetensors is truncated or damaged .*; copy it again") for length in (0, 5000)),
