@@ -12,6 +12,8 @@ PATH_KEY = re.compile(
     r"|(^|\.)(run|sweep|checkpoint|heads?|init_from|findings|out|results|checkpoint_copies|copies|memory)$"
     r"|(^|\.)(sources|benchmarks|known|sample|searchpath|bench\.prompts\.[^.]+)$"
 )
+# Of these, the ones that never name a bucket: as a path, s3://BUCKET/HEAD is a folder below the working directory.
+LOCAL_KEY = re.compile(r"hydra\.(run|sweep)\.dir|run|sweep|checkpoint|heads?|init_from|findings|results")
 HOME = re.compile(r"~[^/]*")
 # A value of the command line: quoted texts and interpolations are left as they are. A path ends where Hydra's grammar
 # ends a value without quotes.

@@ -63,6 +63,20 @@ def test_home_folders_are_expanded_in_paths_and_in_no_other_text(home, script, w
     assert found == in_home(expected, home)
 
 
+@pytest.mark.parametrize(
+    ("script", "words", "key"),
+    [
+        ("train", ["hydra.run.dir=s3://bucket/run"], "hydra.run.dir=s3://bucket/run"),
+        ("train", ["init_from=s3://bucket/head"], "init_from=s3://bucket/head"),
+        ("serve", ["action=export", "run=RUN", "head=gs://bucket/head"], "head=gs://bucket/head"),
+        ("serve", ["action=compare", "heads=[HEAD,s3://bucket/head]"], "heads=s3://bucket/head"),
+    ],
+)
+def test_a_url_where_only_a_path_works_is_refused_before_a_folder_of_that_name_is_made(script, words, key):
+    with pytest.raises(InputError, match=f"{key} is a URL and must be on this machine; give a local path"):
+        composed(script, *words, return_hydra_config=True)
+
+
 def in_home(value: object, home: Path) -> object:
     if isinstance(value, list):
         return [in_home(each, home) for each in value]

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 
 from eagle3.adapters.library import Library
 from eagle3.errors import InputError, first_line
-from eagle3.home import PATH_KEY, expand_home, expand_override
+from eagle3.home import LOCAL_KEY, PATH_KEY, expand_home, expand_override
 
 HYDRA = Library(
     "hydra-core",
@@ -106,7 +106,7 @@ class ConfigLoader(hydra_internals.ConfigLoaderImpl):  # type: ignore[misc]
             error.override = overrides[words.index(error.override)]  # as it was given
             raise
         with read_write(config):
-            expand_homes(config)
+            expand_paths(config)
         return config
 
 
@@ -125,17 +125,23 @@ def refuse_run_dir(overrides: list[str]) -> None:
             )
 
 
-def expand_homes(node: DictConfig | ListConfig, inside: str = "") -> None:
-    """Expand `~` in all paths of a config, by the names of their keys."""
+def expand_paths(node: DictConfig | ListConfig, inside: str = "") -> None:
+    """Expand `~` in all paths of a config, by the names of their keys. InputError for a URL that must be a path."""
     names: Any = node if isinstance(node, DictConfig) else range(len(node))
     for name in names:
         child: Any = node._get_node(name)
         key = f"{inside}.{name}".removeprefix(".") if isinstance(node, DictConfig) else inside
         if OmegaConf.is_config(child):
             if not (child._is_none() or child._is_missing() or child._is_interpolation()):
-                expand_homes(child, key)
-        elif isinstance(path := child._value(), str) and path.startswith("~") and PATH_KEY.search(key):
-            node[name] = expand_home(path, key)
+                expand_paths(child, key)
+        elif isinstance(path := child._value(), str) and PATH_KEY.search(key):
+            if "://" in path and LOCAL_KEY.fullmatch(key):
+                raise InputError(
+                    f"{key}={path} is a URL and must be on this machine; give a local path, and copy files from or to "
+                    f"a bucket yourself: only prompts.path, features.path, data.path and checkpoint_copies can be there"
+                )
+            if path.startswith("~"):
+                node[name] = expand_home(path, key)
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------
