@@ -119,8 +119,9 @@ def read_index(storage: Readable, name: str, expected_sha256: str | None = None)
 
 
 def read_manifest(storage: Readable) -> Manifest:
-    """Read the manifest of a store; InputError names the store next to, or in, a folder that is none."""
-    near = (Path(storage.location, "features"), Path(storage.location).parent / "features")
+    """Read the manifest of a store; InputError names the store next to, in, or around a place that is none."""
+    place = Path(storage.location)
+    near = (place / "features", place.parent / "features", place.parent)
     try:
         content = bytes(storage.read(MANIFEST))
     except (FileNotFoundError, NotADirectoryError):

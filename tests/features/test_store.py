@@ -53,6 +53,12 @@ def test_a_shard_of_another_store_is_refused(store_path, tmp_path, with_tar):
         open_store(store_path)
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "shard-000000.index", "train"])
+def test_a_place_in_a_store_is_told_the_store(store_path, name):
+    with pytest.raises(InputError, match=f"{name} is no feature store, {store_path} is one; give that"):
+        open_store(store_path / name)
+
+
 def test_a_store_of_another_format_is_refused(store_path):
     edit_json(store_path / "manifest.json", format_version=99)
     with pytest.raises(InputError, match="format_version=99"):
