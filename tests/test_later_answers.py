@@ -1,13 +1,14 @@
 """The documented command again, after an answer failed, features were killed or a prompt was refused for good."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scripts import call_script
-from stores import ASSETS, open_store
+from stores import ASSETS, open_store, shard_of
 
 import eagle3.answers.huggingface
 from eagle3.errors import InputError
@@ -84,6 +85,21 @@ def test_a_retried_answer_after_a_kill_in_features_costs_no_finished_shard(run, 
     (tmp_path / "moved").symlink_to(ASSETS / "tiny")
     run("features.shard_mb=0.01", f"target.path={tmp_path}/moved")  # the same target in another folder
     assert open_store(tmp_path / "dir/features").manifest.samples == 4 and before.items() < shards(tmp_path).items()
+
+
+def test_a_copy_under_another_name_is_left_alone_and_a_shard_without_an_index_is_deleted_and_named(
+    run, tmp_path, caplog
+):
+    run()
+    folder = tmp_path / "dir/features"
+    shard, copy = shard_of(folder, 0), folder / "shard-000000 (1).index"
+    shutil.copy(folder / "shard-000000.index", copy)
+    shutil.copy(shard, folder / "shard-000000-copied00.tar")
+    before = shards(tmp_path)
+    caplog.set_level("INFO", "eagle3.features.store_writer")
+    run("stages=[features]")
+    assert set(before) - set(shards(tmp_path)) == {"shard-000000-copied00.tar"} and copy.exists()
+    assert "deleted shards without an index, of a killed run: 1, e.g. shard-000000-copied00.tar" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from eagle3.errors import InputError
+from eagle3.features.index import SHARDS
 from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef, Samples
@@ -22,7 +23,7 @@ from eagle3.features.source import FeatureSource, TargetWeights, as_setting
 from eagle3.features.store import FeatureStore
 from eagle3.storage.cache import CachedFolder
 from eagle3.storage.files import sha256_json
-from eagle3.storage.folder import Readable, open_folder
+from eagle3.storage.folder import LocalFolder, Readable, open_folder
 from eagle3.target.identity import require_same_target
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,14 @@ def open_source(
         folders = [CachedFolder(each, Path(cache_dir), limit=limit) if each.remote else each for each in folders]
     of_each: list[int | None] = [*first_shards] if first_shards else [None] * len(folders)
     stores = [FeatureStore(folder, first_shards=n) for folder, n in zip(folders, of_each, strict=True)]
+    for folder, store in zip(folders, stores, strict=True):
+        there = folder.names(SHARDS) if isinstance(folder, LocalFolder) and first_shards is None else []
+        if unnamed := sorted({*there} - {shard.name for shard in store.manifest.shards}):
+            log.warning(
+                "data.path=%s: %d shards there are not in its manifest.json and are not used, e.g. %s: precompute.py "
+                "has not finished, or the files of several stores are in one folder; give those as data.path=[A,B]",
+                store.location, len(unnamed), unnamed[0],
+            )  # fmt: skip
     return stores[0] if len(stores) == 1 else ConcatStores(stores)
 
 

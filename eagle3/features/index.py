@@ -20,6 +20,9 @@ from eagle3.storage.safetensors_header import header_bytes, read_tensors
 FORMAT_VERSION = 8
 OLDER_VERSIONS = (7,)  # a store of these is read, not continued
 
+# A copy by another name, as in "shard-000000 (1).index", is no part of a store.
+NUMBER = 6 * "[0-9]"
+SHARDS, INDICES = f"shard-{NUMBER}-????????.tar", f"shard-{NUMBER}.index"
 # Widest first, so that each begins at a multiple of its width. Of safetensors' names for types, NumPy's.
 COLUMNS = {
     "offset": "I64",  # of a sample in the tar

@@ -9,7 +9,7 @@ import torch
 
 from eagle3.errors import InputError
 from eagle3.features.conversation import Conversation, WorkUnit
-from eagle3.features.index import FORMAT_VERSION, ShardIndex, index_name, parse_index
+from eagle3.features.index import FORMAT_VERSION, INDICES, SHARDS, ShardIndex, index_name, parse_index
 from eagle3.features.manifest import (
     MAKE_FEATURES,
     MANIFEST,
@@ -76,7 +76,7 @@ class StoreWriter:
     def numbers(self) -> set[int]:
         """Return the numbers of shards that are taken, if only by an index whose tar is gone. What a finished store
         gains comes after its shards: a training of before is continued on the first ones."""
-        taken = {int(name[6:12]) for name in self.storage.names("shard-*.index")}
+        taken = {int(name[6:12]) for name in self.storage.names(INDICES)}
         return {*range(max(taken, default=-1) + 1)} if self.finished else taken
 
     def save_weights(self, target: StoredTarget, *, dtype: torch.dtype) -> None:
@@ -116,15 +116,17 @@ class StoreWriter:
             instead_of=self.before,
         )
         named = {index.facts.shard for index in self.indices}
-        for name in self.storage.names("shard-*.tar"):
-            if name not in named:  # of a worker that was killed
-                self.storage.delete(name)
+        if unnamed := sorted({*self.storage.names(SHARDS)} - named):
+            what = "deleted shards without an index, of a killed run"
+            log.info("%s: %s: %d, e.g. %s", self.storage.location, what, len(unnamed), unnamed[0])
+        for name in unnamed:
+            self.storage.delete(name)
         self.storage.delete_unfinished("shard-*")
         return manifest
 
     def _finished_shards(self) -> list[ShardIndex]:
-        there = {*self.storage.names("shard-*.tar")}
-        indices = [read_index(self.storage, name) for name in self.storage.names("shard-*.index")]
+        there = {*self.storage.names(SHARDS)}
+        indices = [read_index(self.storage, name) for name in self.storage.names(INDICES)]
         indices = [index for index in indices if index.facts.shard in there]
         require_different_ids(self.storage, indices)
         for index in indices:

@@ -1,5 +1,6 @@
 """Several stores as one: the union of their samples, and only of stores that go together."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +88,15 @@ def test_validation_prompts_of_two_stores_are_each_prompt_once(two_stores):
         return validation_prompts(store, turns="all", limit=None, max_length=99).prompts
 
     assert prompts(open_source(two_stores).location) == prompts(two_stores[0])
+
+
+def test_shards_of_another_store_that_were_copied_into_a_folder_are_counted(two_stores, caplog):
+    open_source(two_stores)
+    assert not caplog.text
+    for shard in (a_shard := shard_of(Path(two_stores[1]), 0)), a_shard.with_name("shard-000000 (1).tar"):
+        shutil.copy(a_shard, Path(two_stores[0], shard.name))
+    assert len(open_source(two_stores[0]).samples) == 30
+    assert f"1 shards there are not in its manifest.json and are not used, e.g. {a_shard.name}: " in caplog.text
 
 
 def test_only_a_store_that_holds_the_recorded_one_is_opened_as_it_was(tmp_path, caplog):
