@@ -217,9 +217,13 @@ def read_resumed(path: str | None) -> Checkpoint | None:
     if path is None:
         return None
     if not Path(path).is_file():
-        there = ", ".join(sorted(each.name for each in Path(path).parent.glob("*.ckpt"))) or "no checkpoint"
+        is_folder = Path(path).is_dir()
+        folder = Path(path) if is_folder else Path(path).parent
+        found = sorted({*folder.glob("[!.]*.ckpt"), *folder.glob("checkpoints/[!.]*.ckpt")})
+        there = ", ".join(each.name for each in found) or "no checkpoint"
         raise InputError(
-            f"ckpt_path={path} does not exist (there is {there}); give RUN/checkpoints/last.ckpt of an earlier run"
+            f"ckpt_path={path} {'is a folder' if is_folder else 'does not exist'} (there is {there}); give "
+            f"{found[-1] if found else 'RUN/checkpoints/last.ckpt of an earlier run'}"
         )
     checkpoint = read_checkpoint(path, setting=f"ckpt_path={path}")
     if "optimizer_states" not in checkpoint.content:

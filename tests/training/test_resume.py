@@ -121,6 +121,16 @@ def test_an_earlier_checkpoint_resumes_a_run_only_once_a_damaged_one_is_deleted_
         read_resumed(str(best))
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("", "is a folder"), ("checkpoints/", "is a folder"), ("checkpoints/step.ckpt", "does not exist")],
+)
+def test_a_place_in_a_run_that_is_no_checkpoint_is_told_the_last_one(tmp_path, save, given, said):
+    last = save(tmp_path / "checkpoints/last.ckpt", 8)
+    with pytest.raises(InputError, match=rf"{said} \(there is last\.ckpt\); give {last}"):
+        read_resumed(f"{tmp_path}/{given}")
+
+
 def test_files_that_macos_adds_to_a_copied_run_are_no_checkpoints(tmp_path, save):
     best = save(tmp_path / "run/checkpoints/best-step8.ckpt", 8)
     best.with_name(f"._{best.name}").write_bytes(b"\0\5\x16\7")

@@ -58,7 +58,9 @@ def find_checkpoint(*, run: str | None, checkpoint: str | None) -> Path:
 
 def _existing(path: Path, setting: str) -> Path:
     if not path.is_file():
-        raise InputError(f"{setting}: {path} does not exist; name a finished run or make one with: {MAKE_RUN}")
+        others = sorted(path.parent.glob("[!.]*.ckpt"))
+        remedy = f"give checkpoint={others[-1]}" if others else f"name a finished run or make one with: {MAKE_RUN}"
+        raise InputError(f"{setting}: {path} does not exist; {remedy}")
     return path
 
 

@@ -69,6 +69,9 @@ def test_the_best_checkpoint_of_a_run_is_found_where_the_run_is_now(trained, tmp
         find_checkpoint(run=None, checkpoint=None)
     with pytest.raises(InputError, match=r"run=.*nothing: .*last\.ckpt does not exist"):
         find_checkpoint(run=str(tmp_path / "nothing"), checkpoint=None)
+    best.unlink()
+    with pytest.raises(InputError, match=f"best.* does not exist; give checkpoint={run}/checkpoints/last.ckpt"):
+        find_checkpoint(run=str(run), checkpoint=None)
 
 
 def test_the_target_is_the_recorded_one_unless_another_is_named(trained):
