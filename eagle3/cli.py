@@ -111,6 +111,7 @@ def failed_score(mode: str | None) -> float:
 
 def start(main: Callable[[], Any]) -> None:
     """Call a Hydra main, so that what goes wrong outside the task is one line too: overrides, the run's folder."""
+    logging.raiseExceptions = False  # else each line that a full disk does not take is a traceback
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # else Hydra prints a traceback and exits by itself
     try:
         HYDRA.require()

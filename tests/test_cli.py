@@ -551,6 +551,14 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return fill
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_log_on_a_full_disk_is_no_traceback(tmp_path):
+    words = ("stages=[features]", f"target.path={ASSETS}/tiny", f"out_dir={tmp_path}/dir", "features=huggingface")
+    done = run_script("precompute", *words, "sampling.seed=1", "hydra.job_logging.handlers.file.filename=/dev/full")
+    assert "sampling.seed has no effect" in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"error: {tmp_path}/dir/answers/manifest.json does not exist")
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds out by Linux's /proc which file is written")
 @pytest.mark.parametrize(
     ("name", "said"), [("answers.jsonl", "cannot be written (No space"), ("shard-000001-", "make room")]
