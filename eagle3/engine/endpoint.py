@@ -14,6 +14,8 @@ from eagle3.engine.client import RequestRefused, ServerFailed, ask, ask_now, res
 from eagle3.engine.versions import REPORTED
 from eagle3.errors import InputError
 
+# Servers take what a request leaves out from their own options or from the model's generation_config.json.
+NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 OTHER_PROMPT = "the server answered another prompt than it was sent: it cuts prompts or adds tokens"
 
 
@@ -56,6 +58,7 @@ class SGLang:
 
     async def complete(self, session: aiohttp.ClientSession, request: Request) -> Answer:
         sampling = {
+            **NEUTRAL,
             "temperature": request.temperature,
             "top_p": request.top_p,
             "top_k": request.top_k or -1,
@@ -117,6 +120,7 @@ class OpenAICompletions:
 
     async def complete(self, session: aiohttp.ClientSession, request: Request) -> Answer:
         body = {
+            **NEUTRAL,
             "model": self.model,
             "prompt": request.prompt_ids,
             "temperature": request.temperature,

@@ -51,6 +51,18 @@ def test_token_ids_and_the_finish_reason_come_back(protocol, token_ids, finish):
     assert (sampling["stop_token_ids"], sampling.get("sampling_seed", body.get("seed"))) == ([2], 3)
 
 
+@by_protocol
+def test_no_server_adds_a_penalty_of_its_own(protocol):
+    """Such as the repetition_penalty of a generation_config.json, which vLLM takes where a request names none."""
+    server = answering([7, 2], "stop")
+    with serving(server) as url:
+        complete(protocol(url))
+    [body] = server.received
+    sampling = body.get("sampling_params") or body
+    assert sampling["min_p"] == sampling["presence_penalty"] == sampling["frequency_penalty"] == 0
+    assert sampling["repetition_penalty"] == 1
+
+
 def test_a_connection_that_a_server_may_be_closing_is_not_used_again(monkeypatch):
     assert client.IDLE_S < 5, "servers close connections after 5 s"
     monkeypatch.setattr(client, "IDLE_S", 0.1)
