@@ -199,7 +199,13 @@ def checked(token_ids: list[int], kind: Any, matched: Any, request: Request) -> 
         raise ServerFailed("the answer holds no token ids")
     if not request.stop_ids.isdisjoint(token_ids[:-1]):
         raise RequestRefused("the answer continues after an end of turn: the server ignores stop_token_ids or EOS")
-    return Answer(token_ids, "stop" if token_ids[-1] in request.stop_ids else kind)
+    ended = token_ids[-1] in request.stop_ids
+    if not ended and len(token_ids) < request.max_new_tokens:
+        raise RequestRefused(
+            f"the server cut the answer before it was as long as was asked for ({len(token_ids)} of "
+            f"{request.max_new_tokens} tokens): its context or its own limit is shorter"
+        )
+    return Answer(token_ids, "stop" if ended else kind)
 
 
 def server_information(url: str) -> dict[str, Any]:

@@ -102,6 +102,7 @@ def test_a_stop_token_that_is_left_out_and_named_is_put_back(token_ids):
         ([7, 2, 8, 2], "stop", "continues after an end of turn"),
         ([7] * 9, "length", "longer than sampling.max_new_tokens"),
         ([], "length", "no token ids"),
+        ([7, 7, 7], "length", r"server cut the answer before .* \(3 of 8 tokens\)"),
         ([7, -1], "length", "outside the target's vocabulary"),
         ([7, 9], "length", "outside the target's vocabulary"),
         (["7"], "length", "outside the target's vocabulary"),
