@@ -137,6 +137,7 @@ class OpenAICompletions:
             [choice] = answer["choices"]
             token_ids, kind = choice.get("token_ids"), choice["finish_reason"]
             token_ids = None if token_ids is None else [*token_ids]
+            prompt_tokens = (answer.get("usage") or {}).get("prompt_tokens")
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ServerFailed("the response is no completion of the OpenAI protocol") from None
         if token_ids is None:
@@ -144,7 +145,8 @@ class OpenAICompletions:
                 f"{self.url} returns text and no token ids, but training needs the ids that the target chose; serve "
                 f"it with vLLM 0.10.2 or later or with SGLang (answers=sglang)"
             )
-        if choice.get("prompt_token_ids") not in (None, request.prompt_ids):
+        same_ids = choice.get("prompt_token_ids") in (None, request.prompt_ids)
+        if not same_ids or prompt_tokens not in (None, len(request.prompt_ids)):
             raise RequestRefused(OTHER_PROMPT)
         return checked(token_ids, kind, choice.get("stop_reason"), request)
 
@@ -165,9 +167,10 @@ class OpenAICompletions:
 
     async def _tokenize(self, session: aiohttp.ClientSession, body: dict[str, Any]) -> list[int]:
         answer = await ask(session, f"{self.url}/tokenize", {"model": self.model, **body})
-        if not (isinstance(answer, dict) and isinstance(answer.get("tokens"), list) and answer["tokens"]):
-            raise RequestRefused("the response has no list of tokens")
-        return answer["tokens"]
+        tokens = answer.get("tokens") if isinstance(answer, dict) else None
+        if not (isinstance(tokens, list) and tokens and all(type(token) is int for token in tokens)):
+            raise RequestRefused("the response has no list of token ids")
+        return tokens
 
 
 Endpoint = SGLang | OpenAICompletions

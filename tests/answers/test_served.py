@@ -242,9 +242,10 @@ def test_a_server_that_names_no_model_is_refused(ask, server):
         ask([url], name="openai")
 
 
-def test_a_tokenize_that_reads_another_key_is_not_compared(ask, server, expected, caplog):
+@pytest.mark.parametrize("tokens", [[], ["Ze", "bras"], [{"id": 5, "piece": "Ze"}]])
+def test_a_tokenize_that_reads_another_key_or_tells_no_ids_is_not_compared(ask, server, expected, caplog, tokens):
     async def of_llama_cpp(request: web.Request) -> web.Response:
-        return web.json_response({"tokens": []})
+        return web.json_response({"tokens": tokens})
 
     server.tokenize = of_llama_cpp  # type: ignore[method-assign]
     with serving(server) as url:

@@ -159,6 +159,15 @@ def test_an_answer_to_another_prompt_than_was_sent_is_refused(protocol):
         complete(protocol(url))
 
 
+def test_a_count_of_another_prompt_is_enough_to_refuse_its_answer():
+    """Such as of a server that puts a BOS before every prompt, and does not return the prompt's ids."""
+    server = answering([7, 2], "stop")
+    choice = {"token_ids": [7, 2], "finish_reason": "stop"}
+    server.fault = lambda number: web.json_response({"usage": {"prompt_tokens": 3}, "choices": [choice]})
+    with serving(server) as url, pytest.raises(RequestRefused, match="another prompt than it was sent"):
+        complete(OpenAICompletions(url, model="m"))
+
+
 @by_protocol
 @pytest.mark.parametrize(
     "text",
