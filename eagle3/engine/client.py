@@ -165,7 +165,7 @@ def _failure(url: str, response: aiohttp.ClientResponse, content: bytes) -> Exce
     message = f"HTTP {response.status} {printable(response.reason or '')}: {message_of(content)}"
     if response.status in (401, 403):
         return InputError(f"{url} asks for a key ({message}); set {KEY} in the environment")
-    if response.status == 429:
+    if response.status in (429, 503):  # the latter from SGLang's full queue and nginx's limits
         return ServerBusy(message)
     # Any other status, also 404, is of a server that is down, or is no longer the one that it was.
     return (RequestRefused if response.status in (400, 413, 422) else ServerFailed)(message)

@@ -174,7 +174,7 @@ class Pool(Generic[AnyEndpoint]):
                 continue
             except RequestRefused:
                 pass  # it answers
-            member.works, self.down_since = True, None
+            member.works, member.places, self.down_since = True, self.in_flight, None
         log.info("%s answers again", member.endpoint.url)
 
     def _require_hope(self) -> None:

@@ -116,7 +116,8 @@ def test_an_answer_that_is_not_what_was_asked_for_is_no_answer(protocol, token_i
 
 @by_protocol
 @pytest.mark.parametrize(
-    ("status", "kind"), [(400, RequestRefused), (404, ServerFailed), (429, ServerBusy), (503, ServerFailed)]
+    ("status", "kind"),
+    [(400, RequestRefused), (404, ServerFailed), (429, ServerBusy), (503, ServerBusy), (502, ServerFailed)],
 )
 def test_a_status_says_whether_another_server_may_answer(protocol, status, kind):
     server = answering([7, 2], "stop")

@@ -86,6 +86,17 @@ def test_a_server_gets_as_many_requests_as_it_takes():
     assert small.asked < 500 + 64 + 500 / 5  # those of the start, and one more at a time now and then
 
 
+def test_a_server_that_was_full_or_down_has_all_its_places_once_it_is_back():
+    down = Scripted("a", lambda number: ServerBusy("HTTP 503") if 10 < number < 200 else None)
+
+    async def places() -> float:
+        pool = Pool([down], None, in_flight=64, attempts=1, give_up_s=60, setting="answers")  # type: ignore[list-item, arg-type]
+        await asyncio.gather(*(pool.complete(Request([1], number)) for number in range(100)))
+        return pool.members[0].places
+
+    assert asyncio.run(places()) == 64
+
+
 def test_what_a_dying_server_had_is_answered_by_the_others_once():
     dying = Scripted("a", lambda number: ServerFailed("gone") if number > 20 else None)
     other = Scripted("b")
