@@ -37,7 +37,10 @@ def api_key() -> str | None:
     """Return the key of all servers, whether started here or already running.
 
     Secrets that are read from files often end with a line break, which is no part of the key."""
-    return os.environ.get(KEY, "").strip() or None
+    key = os.environ.get(KEY, "").strip()
+    if not key.isprintable():
+        raise InputError(f"{KEY} has a line break or a control character inside, which no header takes; set one key")
+    return key or None
 
 
 def new_session(*, timeout_s: float) -> aiohttp.ClientSession:
@@ -76,6 +79,8 @@ async def answered(
     Raises ServerFailed, RequestRefused, or InputError if the server asks for a key or sends the request on to another
     place: that one would get the prompts. No message quotes a prompt."""
     method = "GET" if body is None else "POST"
+    if "Authorization" in session.headers and urlsplit(url).username is not None:
+        raise InputError(f"{url} has a user's name, and {KEY} is set: a request carries one of them; leave one out")
     try:
         async with session.request(method, url, json=body, allow_redirects=False) as response:
             if response.status != 200:
@@ -83,6 +88,12 @@ async def answered(
             yield response
     except TimeoutError:
         raise ServerFailed(f"no answer within {session.timeout.total:g} s") from None
+    except aiohttp.ClientConnectorCertificateError as error:
+        reason = getattr(error.certificate_error, "verify_message", "")
+        raise InputError(
+            f"{url}: its certificate is not trusted here ({reason}); set SSL_CERT_FILE to a file with it or with its "
+            f"authority's, and use a host name that it names"
+        ) from None
     except (aiohttp.ClientError, OSError) as error:
         raise ServerFailed(f"{type(error).__name__}: {error}"[:200]) from None
 

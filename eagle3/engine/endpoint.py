@@ -53,7 +53,7 @@ class SGLang:
 
     def __init__(self, url: str, *, model: str | None = None) -> None:
         """A server of SGLang has one model, so that `model` is for other protocols."""
-        self.url = url.rstrip("/")
+        self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model
 
     async def complete(self, session: aiohttp.ClientSession, request: Request) -> Answer:

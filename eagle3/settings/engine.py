@@ -4,6 +4,7 @@ import os
 import sys
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
@@ -65,8 +66,13 @@ class LaunchSettings(Settings):
 
 
 def _address(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
-        raise wrong("must be the address of a server, e.g. http://127.0.0.1:30000")
+    try:
+        parts = urlsplit(text)
+        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # of the port, or of an IPv6 address
+        whole = False
+    if not whole or "?" in text or "#" in text:
+        raise wrong("must be the address of a server, without a query, e.g. http://127.0.0.1:30000")
     return text
 
 

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import shutil
+import ssl
+import subprocess
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -91,7 +94,14 @@ def test_a_stop_token_that_is_left_out_and_named_is_put_back(token_ids):
     server = answering(token_ids, "stop")
     server.stops_in_answers = False
     with serving(server) as url:
-        assert complete(OpenAICompletions(f"{url}/v1", model="m")) == Answer(token_ids, "stop")
+        assert complete(OpenAICompletions(url, model="m")) == Answer(token_ids, "stop")
+
+
+@by_protocol
+@pytest.mark.parametrize("end", ["/", "/v1", "/v1/"])
+def test_an_address_may_end_as_the_base_url_of_a_client_does(protocol, end):
+    with serving(answering([7, 2], "stop")) as url:
+        assert complete(protocol(f"{url}{end}")) == Answer([7, 2], "stop")
 
 
 @by_protocol
@@ -256,3 +266,47 @@ def test_the_key_comes_from_the_environment(protocol, monkeypatch):
         for key in ("k3y-0123456789", "k3y-0123456789\n"):  # as from a file
             monkeypatch.setenv(KEY, key)
             assert complete(protocol(url), replace(REQUEST, seed=4)).token_ids == [7, 2]
+
+
+@by_protocol
+@pytest.mark.parametrize("key", ["k3y-01234\n56789", "k3y-01234\x0056789"])
+def test_a_key_that_no_header_can_hold_is_named_and_not_shown(protocol, key, monkeypatch):
+    monkeypatch.setattr(client.os, "environ", {KEY: key})
+    with pytest.raises(InputError, match="EAGLE3_API_KEY has a line break or a control") as raised:
+        complete(protocol("http://127.0.0.1:1"))
+    assert "k3y" not in str(raised.value)
+
+
+@by_protocol
+def test_a_password_in_an_address_and_a_key_are_not_sent_together(protocol, monkeypatch):
+    server = answering([7, 2], "stop")
+    with serving(server) as url:
+        named = url.replace("://", "://joe:s3cret@")
+        monkeypatch.delenv(KEY, raising=False)
+        assert complete(protocol(named)).token_ids == [7, 2]
+        monkeypatch.setenv(KEY, "k3y-0123456789")
+        with pytest.raises(InputError, match="has a user's name, and EAGLE3_API_KEY is set"):
+            complete(protocol(named))
+    assert len(server.received) == 1
+
+
+@by_protocol
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate")
+def test_a_certificate_that_is_not_trusted_is_one_line_with_a_fix(protocol, tmp_path):
+    key, certificate, port = tmp_path / "key.pem", tmp_path / "certificate.pem", free_port()
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    subprocess.run([*make.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    async def run() -> None:
+        async with (
+            await asyncio.start_server(lambda *streams: None, "127.0.0.1", port, ssl=context),
+            new_session(timeout_s=60) as session,
+        ):
+            await protocol(f"https://localhost:{port}").complete(session, REQUEST)
+
+    with pytest.raises(
+        InputError, match=r"certificate is not trusted here \(self-signed certificate\); set SSL_CERT_FILE"
+    ):
+        asyncio.run(run())
