@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -14,7 +14,7 @@ import aiohttp
 
 from eagle3.answers.answerer import Answerer, Conversation
 from eagle3.answers.chat import Chat, RefusedConversation
-from eagle3.engine.client import RequestRefused, ServerFailed, allow_connections, new_session
+from eagle3.engine.client import RequestRefused, ServerBusy, ServerFailed, allow_connections, new_session
 from eagle3.engine.command import Draft
 from eagle3.engine.endpoint import ENDPOINTS, Endpoint, Request
 from eagle3.engine.local_servers import build_servers, serving
@@ -66,7 +66,7 @@ class ServedAnswerer(Answerer):
             stack.callback(lambda: self.runner.run(session.close()))
             model = self.settings.served_as or self.target.path
             endpoints = [self.endpoint(url, model=model) for url in urls]
-            self.runner.run(self._require_same_target(endpoints))
+            self.runner.run(self._require_same_target(session, endpoints))
             limits = {key: getattr(self.settings, key) for key in ("in_flight", "attempts", "give_up_s")}
             check = partial(self._require_same_model, session)  # it may have started again with another model
             self.pool = Pool(endpoints, session, setting="answers", processes=started, check=check, **limits)
@@ -93,15 +93,19 @@ class ServedAnswerer(Answerer):
         )
         return stack.enter_context(serving(servers))
 
-    async def _require_same_target(self, endpoints: list[Endpoint]) -> None:
+    async def _require_same_target(self, patient: aiohttp.ClientSession, endpoints: list[Endpoint]) -> None:
         text_ids, prompt_ids = list(self.target.tokenizer(SENTENCE).input_ids), self._prompt_to_compare()
         template_kwargs = self.chat.settings["template_kwargs"]
+        one_token = self._request(prompt_ids or self.chat.encode(SENTENCE), 0, replace(self.sampling, max_new_tokens=1))
         # A server that hangs says so in a minute, not after the time of the longest answer.
         async with new_session(timeout_s=min(PROBE_S, self.settings.timeout_s)) as session:
             for endpoint in endpoints:
                 try:
                     await self._require_same_model(session, endpoint)
                     await require_same_tokens(session, endpoint, text_ids, prompt_ids, template_kwargs)
+                    with suppress(ServerBusy):
+                        if self.settings.urls:  # those started here have made a token
+                            await endpoint.complete(patient, one_token)
                 except (ServerFailed, RequestRefused) as failure:
                     raise InputError(
                         f"answers.urls: {endpoint.url} does not answer as answers={self.name} needs ({failure}); "
@@ -155,12 +159,8 @@ class ServedAnswerer(Answerer):
 
     async def _answer(self, conversation: Conversation, progress: Progress) -> None:
         while conversation.waiting:
-            request = Request(
-                conversation.prompt_ids,
-                conversation.seed,
-                stop_ids=conversation.stop_ids or self.target.stop_ids,
-                vocab_size=self.target.text_config.vocab_size,
-                **asdict(conversation.sampling or self.sampling),
+            request = self._request(
+                conversation.prompt_ids, conversation.seed, conversation.sampling, conversation.stop_ids
             )
             try:
                 answer = await self.pool.complete(request)
@@ -169,6 +169,17 @@ class ServedAnswerer(Answerer):
             else:
                 progress.add(tokens=len(answer.token_ids))
                 conversation.answer(answer)
+
+    def _request(
+        self, prompt_ids: list[int], seed: int, sampling: Sampling | None, stop_ids: frozenset[int] | None = None
+    ) -> Request:
+        return Request(
+            prompt_ids,
+            seed,
+            stop_ids=stop_ids or self.target.stop_ids,
+            vocab_size=self.target.text_config.vocab_size,
+            **asdict(sampling or self.sampling),
+        )
 
 
 def require_servers(settings: ServedSettings) -> None:

@@ -107,7 +107,7 @@ def test_a_server_that_tells_no_token_ids_is_taken_with_a_warning_of_what_was_no
 def test_servers_that_fail_now_and_then_lose_and_double_nothing(ask, server, expected, caplog):
     dying = ProtocolServer(server.decode, dict(server.arguments), tokenizer=server.tokenizer)
     server.fault = lambda number: web.Response(status=500) if number % 3 == 0 else None
-    dying.fault = lambda number: web.Response(status=503) if number > 3 else None
+    dying.fault = lambda number: web.Response(status=503) if number > 4 else None
     with serving(server) as url, serving(dying) as other:
         assert ask([url, other], attempts=100) == expected
     assert "times HTTP 500" in caplog.text and f"{other}: 3 answers" in caplog.text
@@ -218,6 +218,23 @@ def test_a_server_that_hangs_at_the_start_says_so_before_the_time_of_an_answer_i
     monkeypatch.setattr(served, "PROBE_S", 0.2)
     with serving(server) as url, pytest.raises(InputError, match=r"does not answer .*no answer within 0\.2 s"):
         ask([url], name=name)
+
+
+@pytest.mark.parametrize("status", [404, 400])
+def test_a_server_without_the_endpoint_or_that_refuses_the_keys_says_so_at_the_start(ask, server, tmp_path, status):
+    server.fault = lambda number: web.json_response({"error": {"message": "Unknown"}}, status=status)
+    with (
+        serving(server) as url,
+        pytest.raises(InputError, match=rf"answers\.urls: {url} does not answer .*HTTP {status} .*Unknown"),
+    ):
+        ask([url], name="openai")
+    assert len(server.received) == 1 and not (tmp_path / "out/answers/errors.jsonl").exists()
+
+
+def test_a_server_that_is_full_at_the_start_is_asked_again(ask, server, expected):
+    server.fault = lambda number: web.Response(status=503) if number < 4 else None
+    with serving(server) as url:
+        assert ask([url], attempts=1) == expected
 
 
 def test_a_copy_of_the_target_and_a_name_that_is_said_are_taken(ask, server, expected):

@@ -290,7 +290,7 @@ def test_a_server_of_the_openai_protocol_writes_prompts_and_one_without_token_id
         refusal = {"error": {"message": "prompt must be a string"}}
         server.fault = lambda number: web.json_response(refusal, status=400)
         line = fails("prompts.limit=6", *at(url, "openai"), name="ids")
-        assert "must take prompts as token ids" in line and "prompt must be a string" in line
+        assert "does not answer as answers=openai needs" in line and "prompt must be a string" in line
 
 
 def test_one_start_of_the_engine_is_enough_for_prompts_and_answers(run, server, monkeypatch):
