@@ -125,13 +125,7 @@ class ServedAnswerer(Answerer):
         return None
 
     async def _require_same_model(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> None:
-        await require_same_model(
-            session,
-            endpoint,
-            path=self.target.path,
-            hash_of_config=self.target.identity.config_hash,
-            served_as=self.settings.served_as,
-        )
+        await require_same_model(session, endpoint, self.target, self.settings.served_as)
 
     def __call__(self, take: Take[Conversation], progress: Progress) -> Iterator[list[Conversation]]:
         ended = asyncio.Queue[asyncio.Task[None]]()

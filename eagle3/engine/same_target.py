@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import aiohttp
 from eagle3.engine.client import RequestRefused, ServerFailed
 from eagle3.engine.endpoint import Endpoint, Request
 from eagle3.errors import InputError, printable
-from eagle3.target.files import config_hash
+from eagle3.target.facts import layer_count
+from eagle3.target.files import TargetFiles, config_hash
+from eagle3.target.tensors import CheckpointTensors
 
 log = logging.getLogger(__name__)
 
@@ -21,13 +24,13 @@ SENTENCE = "Zebras don't count 1,234 µ-ops; naïve café owners do!\n\tif x != 
 
 
 async def require_same_model(
-    session: aiohttp.ClientSession, endpoint: Endpoint, *, path: str, hash_of_config: str, served_as: str | None
+    session: aiohttp.ClientSession, endpoint: Endpoint, target: TargetFiles, served_as: str | None
 ) -> None:
     """Find the target among the server's models, and ask for it by its name there.
 
-    A folder that can be read here is identified by its config.json; any other name must be `served_as` or `path`."""
+    A folder that can be read here is identified by its files; any other name must be `served_as` or the target's."""
     names = await endpoint.model_names(session)
-    for is_target in (lambda name: name in (served_as, path), lambda name: _config_hash_in(name) == hash_of_config):
+    for is_target in (lambda name: name in (served_as, target.path), lambda name: _is_copy(name, target)):
         if found := [name for name in names if is_target(name)]:
             endpoint.model = found[0]
             return
@@ -38,7 +41,8 @@ async def require_same_model(
         else ""
     )
     raise InputError(
-        f"{endpoint.url} serves {', '.join(served[:LISTED]) or 'no model by name'}, the target is target.path={path}: "
+        f"{endpoint.url} serves {', '.join(served[:LISTED]) or 'no model by name'}, the target is "
+        f"target.path={target.path}: "
         f"{remedy}give the URL of a server of the target"
     )
 
@@ -102,8 +106,15 @@ async def require_same_weights(
             )
 
 
-def _config_hash_in(folder: str) -> str | None:
+def _is_copy(folder: str, target: TargetFiles) -> bool:
+    """Say whether a folder has the target's config.json, and its weights where they can be read here: fine-tunes of a
+    model have its config.json."""
     try:
-        return config_hash(json.loads((Path(folder) / "config.json").read_bytes()))
+        if config_hash(json.loads((Path(folder) / "config.json").read_bytes())) != target.identity.config_hash:
+            return False
     except (OSError, ValueError):
-        return None
+        return False
+    with suppress(InputError):  # no weights here, or in another format
+        weights = CheckpointTensors(folder, None, Path(folder))
+        return weights.hash(layer_count(target.text_config)) == target.identity.weights_hash
+    return True

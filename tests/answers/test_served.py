@@ -3,6 +3,7 @@
 import asyncio
 import json
 import resource
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from aiohttp import web
 from answering import answer_by, errors_of, prompt
 from exported_head import tiny_chat
 from protocol_server import ProtocolServer, plain
+from safetensors.torch import load_file, save_file
 from serving_fixtures import environment, launch_settings, serving, sglang_site
 
 from eagle3.answers import served
@@ -235,6 +237,19 @@ def test_a_server_that_is_full_at_the_start_is_asked_again(ask, server, expected
     server.fault = lambda number: web.Response(status=503) if number < 4 else None
     with serving(server) as url:
         assert ask([url], attempts=1) == expected
+
+
+def test_a_fine_tune_with_the_config_of_the_target_is_told_apart_by_its_weights(ask, server, expected, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(server.arguments["model_path"], copy)
+    server.arguments["model_path"] = str(copy)
+    with serving(server) as url:
+        assert ask([url]) == expected
+        weights = load_file(copy / "model.safetensors")
+        save_file({name: each + 1 for name, each in weights.items()}, copy / "model.safetensors")
+        shutil.rmtree(tmp_path / "out")
+        with pytest.raises(InputError, match=r"serves .*/copy, the target is .*answers\.served_as="):
+            ask([url])
 
 
 def test_a_copy_of_the_target_and_a_name_that_is_said_are_taken(ask, server, expected):
