@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from protocol_server import ProtocolServer
-from serving_fixtures import free_port, serving
+from serving_fixtures import free_port, serve_run, serving
 
 from eagle3.engine import client
 from eagle3.engine.client import KEY, RequestRefused, ServerBusy, ServerFailed, ask, new_session
@@ -310,3 +310,11 @@ def test_a_certificate_that_is_not_trusted_is_one_line_with_a_fix(protocol, tmp_
         InputError, match=r"certificate is not trusted here \(self-signed certificate\); set SSL_CERT_FILE"
     ):
         asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h:8000/?api_key=k3y", "http://h:8000#a", "http://", "http://[::1", "http://h:99999", "h:8000"]
+)
+def test_an_address_that_cannot_work_is_refused_with_the_config(url):
+    with pytest.raises(InputError, match=r"bench\.plain_url=.*must be the address of a server"):
+        serve_run("bench", f"bench.plain_url='{url}'")
