@@ -42,8 +42,7 @@ async def require_same_model(
     )
     raise InputError(
         f"{endpoint.url} serves {', '.join(served[:LISTED]) or 'no model by name'}, the target is "
-        f"target.path={target.path}: "
-        f"{remedy}give the URL of a server of the target"
+        f"target.path={target.path}: {remedy}give the URL of a server of the target"
     )
 
 
