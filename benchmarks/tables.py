@@ -121,14 +121,12 @@ def accept_lengths() -> list[list[str]]:
         "plain heads, 283 steps, best of three learning rates each": SAME_HEAD,
         "each at its defaults, three epochs of 1,532 conversations, best of three or four learning rates": DEFAULTS,
     }
-    for what, (file, group) in races.items():
-        best = {
-            trainer: max(sets[0] for (name, *_), sets in raced_0_5b(file, group) if name == trainer)
-            for trainer in ("ours", "SpecForge", "speculators")
-        }
-        mine, *peers = (" / ".join(f"{length:.2f}" for length in lengths) for lengths in best.values())
+    for what, raced in races.items():
+        mine, *peers = (best_0_5b(*raced, trainer) for trainer in ("ours", "SpecForge", "speculators"))
         what = f"Qwen2.5-Coder-0.5B, {what}, chains of 3 / 7, one seed"
         rows.append([what, mine, f"{peers[0]}, SpecForge; {peers[1]}, speculators"])
+    mine, peer = (best_0_5b(*PACKS, trainer) for trainer in ("ours, packs of 4,096", "speculators, rows of 4,096"))
+    rows.append(["the same in packs of 4,096 tokens, on new answers", mine, f"{peer}, speculators"])
     greedy = result("several_answers.json")["prompts"]["heldout"]["greedy"]
     one, eight = (
         " / ".join(f"{greedy[drafts][answers]['accept_length']:.2f}" for drafts in DRAFTS)
@@ -523,6 +521,12 @@ def raced_0_5b(file: str, group: str) -> Iterator[tuple[list[str], list[list[flo
         yield [trainer, rate, f"{training['steps']:,}"], chains
 
 
+def best_0_5b(file: str, group: str, trainer: str) -> str:
+    """What the head of a trainer that accepts most on the held-out prompts accepts there."""
+    best = max(sets[0] for (name, *_), sets in raced_0_5b(file, group) if name == trainer)
+    return " / ".join(f"{length:.2f}" for length in best)
+
+
 def raced_trainers(file: str, group: str) -> str:
     rows = [
         [*training, *(" / ".join(f"{length:.2f}" for length in pair) for pair in sets)]
@@ -534,6 +538,7 @@ def raced_trainers(file: str, group: str) -> str:
 
 SAME_HEAD = ("race_qwen25_coder_0_5b.json", "same head")
 DEFAULTS = ("race_defaults_0_5b.json", "defaults")
+PACKS = ("race_packs_0_5b.json", "defaults")
 SPECFORGE, SPECULATORS, FIXED = "race_smollm2.json", "race_speculators.json", "race_speculators_fixed.json"
 SEEDS = "race_smollm2_seeds.json"
 SAME_AND_DEFAULT = "ours, same head | defaults of `train.py`"
@@ -854,7 +859,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"race_{peer.lower()}": partial(race, peer) for peer in PEERS},
     "raced_trainers": partial(raced_trainers, *SAME_HEAD),
     "raced_defaults": partial(raced_trainers, *DEFAULTS),
-    "raced_packs": partial(raced_trainers, "race_packs_0_5b.json", "defaults"),
+    "raced_packs": partial(raced_trainers, *PACKS),
     "learning_rates_0_5b": partial(raced_trainers, "learning_rate_0_5b.json", "10 epochs of 10,000"),
     "raced_heads": partial(raced_heads, SPECFORGE),
     "speculators_heads": partial(raced_heads, SPECULATORS, FIXED),
