@@ -14,13 +14,10 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from eagle3 import interrupts
 from eagle3.adapters.hydra import (
     HYDRA,
-    NO_SLURM,
-    NOT_A_NAME,
     HydraConfig,
     HydraException,
     in_sweep,
@@ -30,7 +27,7 @@ from eagle3.adapters.hydra import (
 from eagle3.errors import InputError, Interrupted
 from eagle3.home import expand_option
 from eagle3.hydra_run import CONF, launched_rank, output_dir, own_config_dirs
-from eagle3.messages import added_key, message_for_user, unnamed_option, wrong_override
+from eagle3.messages import added_key, message_for_user, outside_task, wrong_override
 from eagle3.progress import close_bars, show_bars
 from eagle3.secrets import keep_secrets, public
 
@@ -125,22 +122,11 @@ def start(main: Callable[[], Any]) -> None:
         exit_with("interrupted", interrupts.STATUS)
     except (InputError, OSError, HydraException, OmegaConfBaseException) as error:
         exit_with(message_for_user(error) or wrong_override(error), 1)
-    except YAMLError as error:
-        exit_with(f"a config is not valid YAML: {error}; correct that file", 1)
-    except ValueError as error:
-        if isinstance(error.__cause__, OSError) and str(error).startswith("Unable to configure handler"):  # of the log
-            exit_with(message_for_user(error.__cause__) or str(error.__cause__), 1)
-        if not NOT_A_NAME.match(str(error)):
+    except Exception as error:
+        line = outside_task(error)
+        if line is None:
             raise
-        exit_with(unnamed_option(), 1)
-    except RuntimeError as error:
-        if not NO_SLURM.search(str(error)):
-            raise
-        exit_with(
-            "hydra/launcher=submitit_slurm: this machine has no srun; run the command where SLURM takes jobs, or take "
-            "hydra/launcher=submitit_local",
-            1,
-        )
+        exit_with(line, 1)
     finally:
         interrupts.end_silently()
 

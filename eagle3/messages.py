@@ -18,9 +18,14 @@ from operator import attrgetter
 from pathlib import Path
 
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
+from yaml import YAMLError
 
 from eagle3 import ROOT
 from eagle3.adapters.hydra import (
+    IN_PLUGIN,
+    NO_SLURM,
+    NOT_A_NAME,
+    SECOND_OPTION,
     UNKNOWN_DEFAULT,
     UNKNOWN_KEY,
     UNKNOWN_OPTION,
@@ -181,9 +186,40 @@ def wrong_override(error: Exception) -> str:
                 return f"{top}={rest}/{name} is no option; {PATHS[top]} is {top}.path={rest}/{name}"
             return f"{no_option(group, name, options)}; {PATHS[top]} is {top}.path={name}"
         return no_option(group, name, options)
+    if second := SECOND_OPTION.match(message):
+        group, name = second["group"], second["option"]
+        if f"+{group}={name}" in sys.argv:
+            return f"+{group}={name} adds an option to {group}, which has one; leave out the plus: {group}={name}"
+        return f"the defaults of a config choose {group} a second time; write there: override /{group}: {name}"
     if default := UNKNOWN_DEFAULT.match(message):
         return f"{default['file']}.yaml: its defaults name {default['option']}, which is no option; correct that file"
     return message.strip()
+
+
+def outside_task(error: Exception) -> str | None:
+    """Return the line for what Hydra, a sweeper or a launcher raises in words of its own; None for an error of ours."""
+    if isinstance(error, YAMLError):
+        return f"a config is not valid YAML: {error}; correct that file"
+    if isinstance(error, RecursionError):
+        return "the defaults of a config name the file itself, or one that names it; correct your option or experiment"
+    if str(error).startswith("Invalid defaults list"):
+        return f"{error}; correct that file"
+    if isinstance(error.__cause__, OSError) and str(error).startswith("Unable to configure handler"):  # of the log
+        return message_for_user(error.__cause__) or str(error.__cause__)
+    if NOT_A_NAME.match(str(error)):
+        return unnamed_option()
+    if NO_SLURM.search(str(error)):
+        return (
+            "hydra/launcher=submitit_slurm: this machine has no srun; run the command where SLURM takes jobs, or take "
+            "hydra/launcher=submitit_local"
+        )
+    frames = traceback.extract_tb(error.__traceback__)
+    if plugin := next(filter(None, (IN_PLUGIN.search(each.filename) for each in frames)), None):
+        return (
+            f"{plugin['name']}: {type(error).__name__}: {first_line(error)}; correct hydra.sweeper.*, hydra.launcher.* "
+            f"or the ranges of the search"
+        )
+    return None
 
 
 def no_option(group: str, name: str, options: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import sys
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from scripts import composed, run_script
 from stores import CONF
@@ -170,6 +171,39 @@ def test_a_number_for_the_name_of_an_option_is_one_line(monkeypatch, capsys, ove
     [line] = capsys.readouterr().err.splitlines()
     said = f"error: {override.lstrip('+~')} is no option; take one of auto, cpu"
     assert stopped.value.code == 1 and line.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("defaults", "line"),
+    [("[mine]", "the defaults of a config name the file itself"),
+     ("{override /optim: adamw}", "Invalid defaults list in"),
+     ("[/optim: adamw]", "the defaults of a config choose optim a second time; write there: override /optim: adamw")],
+)  # fmt: skip
+def test_wrong_defaults_of_an_experiment_are_one_line(monkeypatch, capsys, tmp_path, defaults, line):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\ndefaults: {defaults}\n")
+    monkeypatch.setattr(cli, "skip_list_of_groups", lambda: None)  # which would last
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.start(lambda: composed("train", f"hydra.searchpath=[{tmp_path}]", "experiment=mine"))
+    [said] = capsys.readouterr().err.splitlines()
+    assert stopped.value.code == 1 and said.startswith(f"error: {line}")
+
+
+def test_an_option_with_a_plus_for_a_group_that_has_one_is_told_to_leave_it_out(monkeypatch):
+    line = "+loss=lk adds an option to loss, which has one; leave out the plus: loss=lk"
+    assert refused("train", "+loss=lk", monkeypatch) == line
+
+
+def test_an_error_of_a_sweeper_is_one_line(monkeypatch, capsys):
+    sweeper = pytest.importorskip("hydra_plugins.hydra_optuna_sweeper._impl")
+    monkeypatch.setattr(cli, "skip_list_of_groups", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    wrong_range = OverridesParser.create().parse_override("optim.lr=interval(0.01,0.001)")
+    with pytest.raises(SystemExit):
+        cli.start(lambda: sweeper.create_optuna_distribution_from_override(wrong_range))
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: hydra_optuna_sweeper: ValueError: The `low` value must be smaller")
 
 
 @pytest.mark.parametrize("override", ["prompts.roles={Kundin: user}", "prompts.roles.Kundin=user"])

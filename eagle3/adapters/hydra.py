@@ -184,6 +184,8 @@ NOT_A_NAME = re.compile(r"Config group override (deletion value )?must be a stri
 NO_SLURM = re.compile(r'Could not detect "srun"')  # submitit's words
 UNKNOWN_PLUGIN = re.compile(r"Could not (?:find|load) '(?P<group>hydra/\w+)/(?P<option>\w+)'")
 UNKNOWN_DEFAULT = re.compile(r"In '(?P<file>.+)': Could not load '(?P<option>.+)'")
+SECOND_OPTION = re.compile(r"Multiple values for .+\. To override a value use 'override (?P<group>.+): (?P<option>.+)'")
+IN_PLUGIN = re.compile(r"hydra_plugins.(?P<name>hydra_\w+)")  # in the path of a file
 UNKNOWN_OPTION = re.compile(
     r"Could not find '(?P<group>.+)/(?P<option>.+?)'\s+Available options in '.+?':(?P<options>[\w\s-]+)"
 )
