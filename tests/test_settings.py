@@ -328,6 +328,28 @@ def test_an_experiment_wins_over_the_primary_config_and_the_command_line_over_bo
     assert config.callbacks.best.monitor == "val/served_accept_length_2"
 
 
+@pytest.mark.parametrize("key", ["callbacks", "logger.csv"])
+def test_an_empty_group_that_would_leave_all_as_it_is_is_refused(key):
+    with pytest.raises(InputError, match=f"^{key}={{}} changes nothing: Hydra merges it into {key}; leave out"):
+        composed("train", f"{key}={{}}")
+
+
+def test_a_target_that_a_training_on_a_store_would_not_read_is_refused():
+    with pytest.raises(InputError, match=r"^features=null does not fit target: data=live needs target, features and"):
+        check_settings(composed("train", "data.path=DIR", "+target=llama31_8b"), "train")
+
+
+def test_an_option_of_a_group_of_ones_own_is_an_unknown_key(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "one.yaml").write_text("key: 1\n")
+    for option, key in (("mine=one", "mine"), ("optim@other=adamw", "other")):
+        found = (f"hydra.searchpath=[{tmp_path}]", f"+{option}")
+        given = scripts.composed("train", *found, return_hydra_config=True)
+        config = scripts.as_in_a_run(given, str(tmp_path))
+        with pytest.raises(InputError, match=f"^{key} is not a key of this config"):
+            check_settings(config, "train")
+
+
 def test_an_experiment_that_would_do_nothing_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"sets seed, loss below .* the line: # @package _global_"):
         check_settings(with_experiment(tmp_path, "seed: 3\nloss:\n  decay: 0.1\n"), "train")

@@ -105,6 +105,7 @@ class ConfigLoader(hydra_internals.ConfigLoaderImpl):  # type: ignore[misc]
         except OverrideParseException as error:
             error.override = overrides[words.index(error.override)]  # as it was given
             raise
+        refuse_empty(words, config)
         with read_write(config):
             expand_paths(config)
         return config
@@ -122,6 +123,17 @@ def refuse_run_dir(overrides: list[str]) -> None:
             raise InputError(
                 f"hydra.run.dir={folder} is for a single run, and the jobs of a sweep (-m) have folders of their own; "
                 f"give hydra.sweep.dir={folder}"
+            )
+
+
+def refuse_empty(words: list[str], config: DictConfig) -> None:
+    """Raise InputError for `callbacks={}`, which Hydra merges into what is there, and so leaves as it is."""
+    for word in words:
+        key, _, value = word.lstrip("+").partition("=")
+        if value == "{}" and OmegaConf.select(config, key, throw_on_resolution_failure=False):
+            raise InputError(
+                f"{word} changes nothing: Hydra merges it into {key}; leave out what is there one by one, e.g. "
+                f"~{key}.NAME"
             )
 
 

@@ -173,10 +173,14 @@ def _options(script: str) -> list[str]:
     """Return the options that the command takes for groups, but its experiment: that may be what is wrong."""
     if not HydraConfig.initialized() or HydraConfig.get().job.config_name != script:
         return [word for word in sys.argv[1:] if _is_option(word, script)] if Path(sys.argv[0]).stem == script else []
+    added = {word[1:].partition("=")[0] for word in HydraConfig.get().overrides.task if word.startswith("+")}
     return [
         f"{group}={option}"
         for group, option in HydraConfig.get().runtime.choices.items()
-        if isinstance(option, str) and not group.startswith(("hydra", "hparams_search", "experiment"))
+        if isinstance(option, str)
+        and not group.startswith(("hydra", "hparams_search", "experiment"))
+        and group not in added  # nor a group of one's own: the script has no place for its option
+        and (ROOT / "conf" / group).is_dir()
     ]
 
 

@@ -381,6 +381,11 @@ class TrainRun(Settings):
             if monitor in names and mode != better:
                 rule = f"looks for the worst {monitor}; set callbacks.{name}.mode={better}"
                 raise fault("callbacks", name, "mode", value=mode, rule=rule)
+        live = {name: getattr(self, name) is not None for name in ("target", "features", "launch")}
+        if len({*live.values()}) > 1:
+            given = " and ".join(name for name in live if live[name])
+            rule = f"does not fit {given}: data=live needs target, features and launch, and a store none of them"
+            raise fault(next(name for name in live if not live[name]), value=None, rule=rule)
         if self.live and (hosts := self.trainer.keys["num_nodes"]) > 1:
             rule = (
                 "must be 1 with data=live: features travel through the memory of one host; for several, store them "

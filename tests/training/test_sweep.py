@@ -91,7 +91,7 @@ def composed(folder: Path, *overrides: str) -> DictConfig:
 
 def test_the_same_sweep_continues_in_its_folder_by_any_launcher(tmp_path):
     earlier_sweep(tmp_path, *RATES)  # without ckpt_path
-    RankedTable().on_multirun_start(composed(tmp_path, "ckpt_path=auto", *RATES, "hydra.launcher={}"))
+    RankedTable().on_multirun_start(composed(tmp_path, "ckpt_path=auto", *RATES, "hydra/launcher=basic"))
 
 
 WORST = "hydra.sweeper.direction=minimize looks for the worst head: callbacks.best.mode=max; give"
