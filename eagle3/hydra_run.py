@@ -72,7 +72,8 @@ def in_own_process() -> int:
     name = ["--config-name", str(HydraConfig.get().job.config_name)]
     sweep = Path(HydraConfig.get().sweep.dir).absolute()
     folders = [f"hydra.run.dir={quoted(str(output_dir()))}", f"hydra.sweep.dir={quoted(str(sweep))}"]
-    overrides = [*HydraConfig.get().overrides.task, *folders]
+    of_job = [each for each in HydraConfig.get().overrides.task if not each.startswith("hparams_search=")]
+    overrides = [*of_job, *folders]
     command = [sys.executable, sys.argv[0], *own, *name, *overrides]
     with subprocess.Popen(command, env={k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}) as job:
         try:

@@ -23,6 +23,7 @@ from eagle3.storage.records import read_sealed_json
 
 # Hydra's own keys that decide which jobs a sweep has, and their folders; a launcher may change.
 OF_JOBS = ("hydra/sweeper", "hydra.sweeper", "hydra.sweep.subdir")
+SEARCH = "hparams_search="
 SEED = "seed="
 NUMBER = Path(".hydra") / "job"  # in the folder of a job
 SUBDIR = "give hydra.sweep.subdir='${hydra:job.num}', the default, or another that differs for each job"
@@ -36,11 +37,14 @@ class RankedTable(Callback):
         if first_rank() and read_jobs(Path(config.hydra.sweep.dir)):
             require_same_sweep(config)
         require_direction(config)
+        if (trials := config.hydra.sweeper.get("n_trials", 1)) < 1:
+            exit_with(f"hydra.sweeper.n_trials={trials} must be 1 or more", 1)
         require_folder_of_each_job(config)
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """End a sweep whose jobs would share a folder, or are outside the sweep's: the table would not have them."""
         if config.hydra.mode is not RunMode.MULTIRUN:
+            refuse_settings_of_a_sweep(config)
             return
         sweep, folder = Path(config.hydra.sweep.dir).absolute(), Path(config.hydra.runtime.output_dir)
         number, recorded = str(config.hydra.job.num), folder / NUMBER
@@ -55,12 +59,22 @@ class RankedTable(Callback):
         if not first_rank():  # other ranks end before the first one has written the results
             return
         directory = Path(config.hydra.sweep.dir)
+        if not read_jobs(directory):
+            exit_with("the sweep has no jobs: a range(…) is empty, or a glob(…) fits no option; correct it", 1)
         try:
             print(ranked_table(directory))
         except InputError as error:  # which Hydra would turn into a warning
             exit_with(str(error), 1)
         if any(job["score"] is None for job in read_jobs(directory)):
             sys.exit(1)
+
+
+def refuse_settings_of_a_sweep(config: DictConfig) -> None:
+    """Refuse what a single run ignores."""
+    given = config.hydra.overrides
+    for each in [*given.hydra, *given.task]:
+        if each.lstrip("+").startswith(("hydra/sweeper", "hydra.sweeper", "hydra/launcher", "hydra.launcher", SEARCH)):
+            exit_with(f"{public(each)} is for a sweep, and this is a single run; add -m, or leave it out", 1)
 
 
 def require_same_sweep(config: DictConfig) -> None:
@@ -151,12 +165,17 @@ def by_setting(jobs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return groups
 
 
+def seed_of(job: dict[str, Any]) -> str | None:
+    return next((each for each in job["settings"] if each.startswith(SEED)), None)
+
+
 def over_seeds(jobs: list[dict[str, Any]]) -> list[str]:
     """Return a line for each setting that ran with several seeds: mean and range of its results, the best first."""
     lines = []
     for settings, group in by_setting(jobs).items():
-        scores = [job["score"] for job in group if job["score"] is not None]
-        if len(scores) > 1:
+        # A sampler may choose the same settings again: a seed counts once.
+        by_seed = {seed_of(job): job["score"] for job in group if job["score"] is not None}
+        if len(scores := [*by_seed.values()]) > 1:
             spread = f"{min(scores):.4f} to {max(scores):.4f}  {len(scores):>5}"
             lines.append((mean(scores), f"{mean(scores):>19.4f}  {spread}  {settings}"))
     lines.sort(reverse=jobs[0].get("mode") != "min")

@@ -64,6 +64,13 @@ def test_seeds_of_the_same_settings_are_averaged(tmp_path, mode):
     ]
 
 
+def test_the_same_seed_again_is_no_other_seed(tmp_path):
+    """Optuna chooses settings again, and a command line may name a seed twice."""
+    for number, (loss, score) in enumerate([("lk", 1.25), ("lk", 1.25), ("early", 1.5)]):
+        job(tmp_path, str(number), [f"loss={loss}", "seed=0"], score)
+    assert len(ranked_table(tmp_path).splitlines()) == 4  # no means below it
+
+
 def test_a_mistyped_folder_is_named(tmp_path):
     command = [sys.executable, "-m", "eagle3.training.sweep", str(tmp_path / "swep")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -107,12 +114,27 @@ WORST = "hydra.sweeper.direction=minimize looks for the worst head: callbacks.be
         (["hydra.sweep.subdir=all"], "hydra.sweep.subdir=all is one folder for all jobs"),
         (["hydra.output_subdir=null"], "hydra.output_subdir=None must be .hydra"),
         pytest.param(["hydra/sweeper=optuna"], WORST, marks=needs_optuna),
+        pytest.param(["hparams_search=optuna", "hydra.sweeper.n_trials=0"], "n_trials=0 must be 1", marks=needs_optuna),
     ],
 )  # fmt: skip
 def test_a_sweep_that_would_mix_jobs_or_look_for_the_worst_is_one_line(tmp_path, error_of, overrides, reason):
     if RATES[0] in overrides:
         earlier_sweep(tmp_path, *RATES)
     assert reason in error_of(RankedTable().on_multirun_start, composed(tmp_path, *overrides))
+
+
+def test_a_sweep_without_a_job_is_one_line(tmp_path, error_of):
+    line = error_of(RankedTable().on_multirun_end, composed(tmp_path))
+    assert line.startswith("error: the sweep has no jobs: a range(…) is empty, or a glob(…) fits no option")
+
+
+@pytest.mark.parametrize("given", ["hparams_search=optuna", "hydra/launcher=joblib", "hydra.sweeper.n_trials=3"])
+def test_what_only_a_sweep_reads_is_refused_in_a_single_run(tmp_path, error_of, given):
+    config = composed(tmp_path)
+    config.hydra.overrides["task" if given.startswith("hparams") else "hydra"] = [given]
+    config.hydra.mode = "RUN"
+    line = error_of(RankedTable().on_job_start, config)
+    assert line == f"error: {given} is for a sweep, and this is a single run; add -m, or leave it out"
 
 
 def test_a_sweep_whose_overrides_are_not_recorded_is_not_continued(tmp_path, error_of):
