@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from eagle3 import ROOT
 from eagle3.adapters.hydra import HydraConfig, in_sweep
@@ -50,6 +50,11 @@ def output_dir() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
+def sweep_dir_of(hydra: DictConfig) -> Path:
+    """The folder of a sweep, also while a job is in its own, with hydra.job.chdir=true."""
+    return Path(hydra.runtime.cwd, hydra.sweep.dir)
+
+
 def own_config_dirs() -> list[str]:
     if not HydraConfig.initialized():  # in a notebook
         return []
@@ -70,7 +75,7 @@ def in_own_process() -> int:
     """
     own = [word for folder in own_config_dirs() for word in ("--config-dir", folder)]
     name = ["--config-name", str(HydraConfig.get().job.config_name)]
-    sweep = Path(HydraConfig.get().sweep.dir).absolute()
+    sweep = sweep_dir_of(HydraConfig.get())
     folders = [f"hydra.run.dir={quoted(str(output_dir()))}", f"hydra.sweep.dir={quoted(str(sweep))}"]
     of_job = [each for each in HydraConfig.get().overrides.task if not each.startswith("hparams_search=")]
     overrides = [*of_job, *folders]

@@ -188,8 +188,8 @@ def wrong_override(error: Exception) -> str:
         return no_option(group, name, options)
     if second := SECOND_OPTION.match(message):
         group, name = second["group"], second["option"]
-        if f"+{group}={name}" in sys.argv:
-            return f"+{group}={name} adds an option to {group}, which has one; leave out the plus: {group}={name}"
+        if word := next((word for word in sys.argv if word.startswith(f"+{group}=")), None):
+            return f"{word} adds an option to {group}, which has one; leave out the plus: {word[1:]}"
         return f"the defaults of a config choose {group} a second time; write there: override /{group}: {name}"
     if default := UNKNOWN_DEFAULT.match(message):
         return f"{default['file']}.yaml: its defaults name {default['option']}, which is no option; correct that file"

@@ -193,6 +193,9 @@ def test_wrong_defaults_of_an_experiment_are_one_line(monkeypatch, capsys, tmp_p
 def test_an_option_with_a_plus_for_a_group_that_has_one_is_told_to_leave_it_out(monkeypatch):
     line = "+loss=lk adds an option to loss, which has one; leave out the plus: loss=lk"
     assert refused("train", "+loss=lk", monkeypatch) == line
+    monkeypatch.setattr(sys, "argv", ["train.py", "-m", "+loss=lk,function"])  # each job composes one of them
+    second = HydraException("Multiple values for loss. To override a value use 'override loss: lk'")
+    assert wrong_override(second).endswith("leave out the plus: loss=lk,function")
 
 
 def test_an_error_of_a_sweeper_is_one_line(monkeypatch, capsys):

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from eagle3.adapters.hydra import Callback, RunMode
 from eagle3.cli import exit_with
 from eagle3.errors import InputError
+from eagle3.hydra_run import sweep_dir_of
 from eagle3.secrets import public
 from eagle3.storage.files import write_whole
 from eagle3.storage.lock import hold
@@ -46,7 +47,7 @@ class RankedTable(Callback):
         if config.hydra.mode is not RunMode.MULTIRUN:
             refuse_settings_of_a_sweep(config)
             return
-        sweep, folder = Path(config.hydra.sweep.dir).absolute(), Path(config.hydra.runtime.output_dir)
+        sweep, folder = sweep_dir_of(config.hydra), Path(config.hydra.runtime.output_dir)
         number, recorded = str(config.hydra.job.num), folder / NUMBER
         subdir = f"hydra.sweep.subdir={config.hydra.sweep.subdir}"
         if Path(os.path.normpath(sweep)) not in folder.parents:

@@ -180,6 +180,11 @@ def test_another_sweep_below_the_folder_of_one_is_not_in_its_table(tmp_path):
     assert [each["name"] for each in read_jobs(tmp_path)] == ["group/0"]
 
 
+def test_jobs_that_change_into_their_folders_are_in_the_table(tmp_path):
+    done = run_script("train", *FAILING, "hydra.job.chdir=true", "hydra.sweep.dir=sweep", "seed=0,1", cwd=tmp_path)
+    assert done.returncode == 1 and [job["name"] for job in read_jobs(tmp_path / "sweep")] == ["0", "1"], done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
