@@ -18,6 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
+from pydantic import ValidationError
 from yaml import YAMLError
 
 from eagle3 import ROOT
@@ -98,7 +99,14 @@ def message_for_user(error: Exception) -> str | None:
     if unknown := unknown_class(error):
         return f"{unknown}: no class or function of that name; give one as module.Class"
     if type(error).__module__.partition(".")[0] == "wandb":
-        return f"W&B: {error}; run `wandb login`, or take logger.wandb.offline=true, which needs no account"
+        advice = "run `wandb login`, or take logger.wandb.offline=true, which needs no account"
+        if str(error).startswith("Invalid"):
+            advice = "correct it in logger.wandb.* or in W&B's variable"
+        return f"W&B: {error}; {advice}"
+    if isinstance(error, ValidationError) and error.title == "Settings":  # W&B's
+        [wrong, *_] = error.errors()
+        name, value, rule = str(wrong["loc"][0]), wrong["input"], wrong["msg"]
+        return f"W&B: {name}={value}: {rule}; correct the variable WANDB_{name.upper()}, or logger.wandb.{name}"
     return str(error) if isinstance(error, FileNotFoundError) else in_own_code(error)
 
 

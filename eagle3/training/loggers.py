@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from eagle3.adapters.hydra import HydraConfig, in_sweep
 from eagle3.adapters.lightning import ExperimentWriter, _ExperimentWriter, rank_zero_experiment
+from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource
 from eagle3.hydra_run import sweep_dir_of
 from eagle3.secrets import public
@@ -131,7 +132,10 @@ class WandbRun(WandbLogger):
         sweep = compares or sweep_dir(folder)
         name = f"{compares.name}-compared" if compares else run_name(folder)
         if offline is not None:  # Lightning would set WANDB_MODE, also for the next job
-            options["mode"] = "offline" if offline else "online"
+            mode = "offline" if offline else "online"
+            if (given_mode := options.get("mode")) not in (None, mode):
+                raise InputError(f"logger.wandb.mode={given_mode} is not logger.wandb.offline={offline}; leave one out")
+            options["mode"] = mode
         given = {key: value for key, value in options.items() if value is not None}
         warn_of_variables(given)
         ours: dict[str, Any] = {}

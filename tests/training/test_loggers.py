@@ -11,11 +11,13 @@ import pytest
 import wandb
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict, read_write
+from pydantic import ValidationError
 from scripts import composed, finished
 from training_runs import LIGHTNING_WARNS, SHORT, Run, sweep
 
 from eagle3.commands.train import build_loggers
 from eagle3.errors import InputError
+from eagle3.messages import message_for_user
 from eagle3.settings.flat import searchable
 from eagle3.settings.parts import plain
 from eagle3.training.loggers import EXTRAS, MetricsCSV, WandbRun, log_settings
@@ -180,6 +182,17 @@ def test_variables_of_wandb_take_precedence_over_our_defaults(tmp_path, in_sweep
     ]  # fmt: skip
     assert (*told["run_tags"], told["mode"], told["run_id"], told["resume"]) == ("a", "b", "offline", "id1", "auto")
     assert Path(told["root_dir"]) == tmp_path and not caplog.messages
+
+
+def test_what_wandb_would_not_take_is_one_line(tmp_path):
+    with pytest.raises(
+        InputError, match=r"^logger.wandb.mode=disabled is not logger.wandb.offline=True; leave one out$"
+    ):
+        wandb_run(tmp_path, offline=True, mode="disabled")
+    with pytest.raises(ValidationError) as refused:
+        wandb.Settings().update_from_env_vars({"WANDB_MODE": "of"})
+    line = str(message_for_user(refused.value))
+    assert line.startswith("W&B: mode=of: Input should be 'online'") and "the variable WANDB_MODE, or" in line
 
 
 def test_keys_of_the_user_take_precedence_over_variables_of_wandb_with_a_warning(tmp_path, monkeypatch, caplog):
