@@ -5,8 +5,9 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from eagle3 import ROOT
 from eagle3.adapters.hydra import HydraConfig, in_sweep
@@ -50,7 +51,7 @@ def output_dir() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
-def sweep_dir_of(hydra: DictConfig) -> Path:
+def sweep_dir_of(hydra: Any) -> Path:
     """The folder of a sweep, also while a job is in its own, with hydra.job.chdir=true."""
     return Path(hydra.runtime.cwd, hydra.sweep.dir)
 

@@ -295,6 +295,7 @@ FULL_DISK = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "RUN/last.ckpt")
         (FULL_DISK, "no space left on the disk of RUN/last.ckpt; make room"),
         (FULL_DISK, "train.py with ckpt_path=auto"),  # the same command alone refuses its own checkpoints
         (torch.OutOfMemoryError("CUDA out of memory.\nTried to"), "(CUDA out of memory.); take smaller packs"),
+        (wandb.errors.UsageError("Invalid project name 'a/b'"), "correct it in logger.wandb.* or in W&B's variable"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "take smaller packs"),
     ],
 )
@@ -373,6 +374,9 @@ def test_ctrl_c_before_the_first_step_is_one_line(world, call, capsys, monkeypat
     assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted"
 
 
+BATCH_SIZE = "lightning.pytorch.callbacks.BatchSizeFinder"  # which needs a key that this training does not have
+
+
 @pytest.mark.parametrize(
     ("wrong", "line"),
     [
@@ -380,6 +384,10 @@ def test_ctrl_c_before_the_first_step_is_one_line(world, call, capsys, monkeypat
         (["trainer.max_epochs=1", "+trainer.check_val_every_n_epoch=3"], "no best checkpoint; set it lower, or train"),
         (["trainer.val_check_interval=1000"], r"trainer\.val_check_interval=1000 is more than the \d+ packs of a rank"),
         (["trainer.max_time='00:00:00:00'"], r"ended at step 0, before the first .*max_steps, max_time\) or set"),
+        (
+            [f"+callbacks.size={{_target_:{BATCH_SIZE}}}"],
+            r"trainer\.\* or a callback does not fit this training: Field",
+        ),
         (["+trainer.limit_val_batches=0.01"], r"trainer\.\* leaves no batch: .*Try at least `limit_val_batches="),
     ],
 )

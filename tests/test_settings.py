@@ -7,11 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import lightning
 import pytest
 import scripts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import DictConfig, OmegaConf
 from stores import CONF
@@ -155,6 +157,12 @@ def test_every_key_takes_a_nasty_value_or_is_named_in_one_line():
         ("train", "+trainer.limit_val_batches=0", "limit_val_batches=0 leaves nothing to choose the best che"),
         ("train", "optim._target_=adams.Adam", "names no class or function that can be imported (modules are found"),
         ("train", "+optim.momentum=0.9", "optim.momentum is not a key of this config; --cfg job shows every key"),
+        ("train", "+trainer.min_epochs=11", "trainer.min_epochs=11 is above trainer.max_epochs=10"),
+        (
+            "train",
+            "+callbacks.more={_target_:lightning.pytorch.callbacks.ModelCheckpoint,monitor:val/none}",
+            "callbacks.more.monitor=val/none is logged by nothing",
+        ),
         ("train", "+trainer.limit_val_batches=-2", "trainer.limit_val_batches=-2 must be a share"),
         ("train", "~optim.betas", "optim.betas is left out and must be there; the default is optim.betas=[0.9, 0.95]"),
         ("train", "optim.betas=[0.9,2]", "optim.betas[1]=2 must be below 1; the default is optim.betas[1]=0.95"),
@@ -189,6 +197,8 @@ def test_a_wrong_setting_is_one_line_with_a_fix(script, override, line):
         "+trainer.limit_val_batches=2", "+trainer.gradient_clip_algorithm=value", "+trainer.deterministic=warn",
         "+callbacks.rate={_target_:lightning.pytorch.callbacks.LearningRateMonitor,logging_interval:step}",
         "+callbacks.early_stopping.min_delta=0.01", "+logger.wandb.tags=[a]", "trainer.max_time='00:12:00:00'",
+        "+logger.tb={_target_:lightning.pytorch.loggers.TensorBoardLogger,save_dir:DIR}",
+        "+callbacks.more={_target_:lightning.pytorch.callbacks.ModelCheckpoint,monitor:step,mode:max}",
         "trainer.strategy=ddp", "trainer.devices=[0,1]", "loss._target_=test_settings.AnyLoss",
     ],
 )  # fmt: skip
@@ -282,6 +292,17 @@ def test_an_own_part_is_derived_from_the_class_that_its_group_needs():
     part = Part(f"{__name__}.AnyLoss", {"decay": 1.0, "normalize": "token"})
     with pytest.raises(InputError, match=r"AnyLoss must be derived from eagle3\.head\.loss\.UnrollLoss$"):
         part.build_kind("loss", UnrollLoss)
+
+
+def test_a_library_s_class_that_refuses_its_keys_or_lacks_a_package_is_one_line(monkeypatch):
+    monkeypatch.setattr(lightning.pytorch.loggers.mlflow, "_MLFLOW_AVAILABLE", False)
+    rate = Part("lightning.pytorch.callbacks.LearningRateMonitor", {"logging_interval": "hour"})
+    with pytest.raises(
+        InputError, match=r"^callbacks.rate._target_=\S+LearningRateMonitor cannot be built \(logging_int"
+    ):
+        rate.build_kind("callbacks.rate", Callback)
+    with pytest.raises(InputError, match=r"^logger.mine._target_=\S+MLFlowLogger cannot be built"):
+        Part("lightning.pytorch.loggers.MLFlowLogger", {}).build_kind("logger.mine", Logger)  # type: ignore[type-abstract]
 
 
 @pytest.mark.parametrize("override", ["+loss.first=[1,2]", "~loss.normalize", "+callbacks.early_stopping.slack=-9"])

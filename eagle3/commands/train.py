@@ -29,7 +29,7 @@ from eagle3.commands import live
 from eagle3.commands.devices import require_launched, trains_on_gpu, trains_on_several
 from eagle3.data.datamodule import FeatureData
 from eagle3.data.mix import SampleFilter
-from eagle3.errors import InputError, require_packages
+from eagle3.errors import InputError, first_line, require_packages
 from eagle3.features.concat import open_recorded, open_source
 from eagle3.features.loss_mask import AllTurns
 from eagle3.features.source import FeatureSource
@@ -310,13 +310,12 @@ def chosen_precision(trainer: dict[str, Any]) -> str:
 
 
 def fit(trainer: lightning.Trainer, module: HeadTraining, data: FeatureData, **resuming: Any) -> None:
-    """Train. Lightning alone knows how long an epoch is when it counts the steps; its error is said with our keys."""
+    """Train. Only Lightning knows how long an epoch is, and what callbacks of its own need; its error is one line."""
     try:
         trainer.fit(module, datamodule=data, **resuming)
     except MisconfigurationException as error:
-        if not is_too_small_share(error):
-            raise
-        raise InputError(f"trainer.* leaves no batch: {error}") from None
+        rule = "leaves no batch" if is_too_small_share(error) else "or a callback does not fit this training"
+        raise InputError(f"trainer.* {rule}: {first_line(error)}") from error
     except ValueError as error:
         if not is_no_validation(error):
             raise

@@ -56,7 +56,14 @@ class Part:
         """Build a part whose class may be the user's own, and must be derived from `base`."""
         found = locate(self.target)
         derived = issubclass(found, base) if isinstance(found, type) else True  # of a function only its result shows it
-        if not derived or not isinstance(made := self.build(group=group, **given), base):
+        try:
+            made = self.build(group=group, **given) if derived else None
+        except Exception as error:  # of a library's class, or of a package that it needs
+            if isinstance(error, InputError) or not (isinstance(error, ImportError) or self.target.startswith(LIBRARY)):
+                raise
+            message = f"{group}._target_={self.target} cannot be built ({first_line(error)}); correct its keys, or "
+            raise InputError(f"{message}install what it needs") from error
+        if not isinstance(made, base):
             raise InputError(f"{group}._target_={self.target} must be derived from {base.__module__}.{base.__name__}")
         return made
 
@@ -86,6 +93,7 @@ def plain(value: Any) -> Any:
 
 # --- schemas ---------------------------------------------------------------------------------------------------------
 
+LIBRARY = ("lightning.", "torch.")
 WHERE = "modules are found in the clone, in PYTHONPATH and next to the folder of --config-dir"
 PARTS: dict[str, Any] = {}  # by `_target_`, or the module of it: the schema of the other keys
 

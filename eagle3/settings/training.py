@@ -328,9 +328,9 @@ class Wandb(TypedDict):
 @part_of("lightning.pytorch.loggers.TensorBoardLogger", config=OPEN)
 class TensorBoard(TypedDict):
     save_dir: Text
-    name: Text
-    version: str
-    default_hp_metric: bool
+    name: NotRequired[Text]
+    version: NotRequired[str]
+    default_hp_metric: NotRequired[bool]
 
 
 # --- all of it -------------------------------------------------------------------------------------------------------
@@ -368,14 +368,18 @@ class TrainRun(Settings):
         if "best" in callbacks and limit == 0:
             rule = "leaves nothing to choose the best checkpoint by; must be above 0"
             raise fault("trainer", "limit_val_batches", value=limit, rule=rule)
+        for unit in ("epochs", "steps"):
+            least, most = (self.trainer.keys.get(f"{each}_{unit}") for each in ("min", "max"))
+            if least is not None and most is not None and 0 <= most < least:
+                raise fault("trainer", f"min_{unit}", value=least, rule=f"is above trainer.max_{unit}={most}")
         names = metric_names(self.ttt_steps)
         # Callbacks of the user's own may log metrics of their own.
-        all_known = all(callback.target in PARTS for callback in callbacks.values())
+        all_known = all(each.target in PARTS or each.target.startswith("lightning.") for each in callbacks.values())
         for name, callback in callbacks.items():
             monitor = callback.keys.get("monitor")
             better = "min" if "loss" in str(monitor) else "max"
             mode = callback.keys.get("mode", better)
-            if monitor is not None and monitor not in names and all_known:
+            if monitor is not None and monitor not in names | {"epoch", "step"} and all_known:
                 rule = f"is logged by nothing; take one of {', '.join(sorted(names))}"
                 raise fault("callbacks", name, "monitor", value=monitor, rule=rule)
             if monitor in names and mode != better:
