@@ -38,8 +38,9 @@ class RankedTable(Callback):
         if first_rank() and read_jobs(Path(config.hydra.sweep.dir)):
             require_same_sweep(config)
         require_direction(config)
-        if (trials := config.hydra.sweeper.get("n_trials", 1)) < 1:
-            exit_with(f"hydra.sweeper.n_trials={trials} must be 1 or more", 1)
+        for name in ("n_trials", "n_jobs"):
+            if (number := config.hydra.sweeper.get(name, 1)) < 1:
+                exit_with(f"hydra.sweeper.{name}={number} must be 1 or more", 1)
         require_folder_of_each_job(config)
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:

@@ -115,6 +115,7 @@ WORST = "hydra.sweeper.direction=minimize looks for the worst head: callbacks.be
         (["hydra.output_subdir=null"], "hydra.output_subdir=None must be .hydra"),
         pytest.param(["hydra/sweeper=optuna"], WORST, marks=needs_optuna),
         pytest.param(["hparams_search=optuna", "hydra.sweeper.n_trials=0"], "n_trials=0 must be 1", marks=needs_optuna),
+        pytest.param(["hparams_search=optuna", "hydra.sweeper.n_jobs=0"], "n_jobs=0 must be 1", marks=needs_optuna),
     ],
 )  # fmt: skip
 def test_a_sweep_that_would_mix_jobs_or_look_for_the_worst_is_one_line(tmp_path, error_of, overrides, reason):
