@@ -67,12 +67,15 @@ class Chat:
         }
         self._source, self._special_tokens = source, tokenizer.special_tokens_map
         self._words = frozenset(re.findall(r"\w+", source))
+        read = sorted(self._words & self._special_tokens.keys())
+        self.settings["special_tokens"] = {name: str(self._special_tokens[name]) for name in read}
         self.reads_clock = "strftime_now" in source
         self._offered: dict[str, Any] = {}  # to the template, in addition to the conversation: its tools
         self._in_parts = False  # whether a message's content is a list of parts, which some templates want
         self._tell_unread("chat.template_kwargs", settings.template_kwargs)
         self._check_template()
         self.stop_ids = frozenset(stop_ids)
+        self.settings["target_stop_ids"] = sorted(self.stop_ids)
         self._warn_of_plain_stops()
         self._warn_of_missing_generation_prompt()
         if added := self._added_stop_ids(settings.stop_tokens):

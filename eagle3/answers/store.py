@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 MAKE_ANSWERS = "python precompute.py target.path=TARGET out_dir=DIR 'stages=[answers]'"
 ANSWERS = "answers.jsonl"
 LISTED = 3  # reasons in the log, the commonest
+RECORDED_LATER = ("special_tokens", "target_stop_ids")  # of Chat.settings: earlier versions did not record them
 Answered = tuple[list[AnsweredRow], list[AnswerError]]  # rows and errors of one prompt
 
 
@@ -84,6 +85,11 @@ class AnswersManifest(Record):
     def identity(self) -> dict[str, Any]:
         """Return what decides the answers, apart from the target: those that come later belong to the same folder."""
         return {**asdict(self.made_with), "prompts_sha256": self.prompts_sha256}
+
+
+def as_recorded(chat: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Chat.settings of now, without those that the version which recorded `before` did not know."""
+    return {key: value for key, value in chat.items() if key in before or key not in RECORDED_LATER}
 
 
 def read_answers(folder: Path) -> AnswersManifest:
@@ -246,6 +252,9 @@ class AnswerStore:
         return [error for error, _ in _lines_and_ends(self.errors, AnswerError)] if self.errors.exists() else []
 
     def _continue(self, before: AnswersManifest) -> None:
+        made_with = self.manifest.made_with
+        chat = as_recorded(made_with.chat, before.made_with.chat)
+        self.manifest = replace(self.manifest, made_with=replace(made_with, chat=chat))
         try:
             self._require_same(before)
         except InputError:

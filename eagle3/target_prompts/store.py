@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from eagle3.answers.store import as_recorded
 from eagle3.errors import InputError
 from eagle3.settings.flat import differences
 from eagle3.storage.files import append_lines, json_line, read_jsonl, sha256_file, write_jsonl, write_whole
@@ -115,7 +116,8 @@ class SampleStore:
         require_same_target(
             before.target, self.manifest.target, expected_from=str(self.folder), actual_from="target.path"
         )
-        if changes := differences(before.made_with, self.manifest.made_with):
+        now = self.manifest.made_with
+        if changes := differences(before.made_with, now | {"chat": as_recorded(now["chat"], before.made_with["chat"])}):
             raise InputError(f"{self.folder} was made with other settings ({changes}); {self.remedy}")
 
     def _require_whole(self) -> None:

@@ -8,17 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 from answering import BATCHES, QUICK, answer_by, errors_of, prompt, rows_of, run, write_prompts
+from chats import SETTINGS
 from exported_head import tiny_chat
 from prompt_stage import messages_of
+from stores import ASSETS
+from transformers import AutoTokenizer
 
 import eagle3.answers.huggingface
+from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import NO_CONTENT, Dialogue
 from eagle3.answers.huggingface import HuggingFaceAnswerer
 from eagle3.answers.imported import END_OF_TURN_INSIDE, NOT_THE_TEXT, TWO_ANSWERS
-from eagle3.answers.store import AnswerStore, read_answers
+from eagle3.answers.store import RECORDED_LATER, AnswerStore, read_answers
 from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError
-from eagle3.settings.precomputing import Sampling
+from eagle3.settings.precomputing import ChatSettings, Sampling
 from eagle3.storage.files import read_jsonl, sha256_file
 from eagle3.storage.records import sealed_bytes, write_sealed_json
 from eagle3.workers.task import take_from
@@ -389,6 +393,30 @@ def test_another_target_template_or_sampling_is_refused_by_name(target, out_dir,
     write_prompts(out_dir, list(read_jsonl(out_dir / "prompts/prompts.jsonl"))[:5])
     with pytest.raises(InputError, match="prompts_sha256"):
         run(target, chat, out_dir)
+
+
+def test_other_stop_tokens_or_special_tokens_of_the_target_are_refused_unless_an_earlier_version_did_not_record_them(
+    target, out_dir, tmp_path
+):
+    """The target's identity has neither: they are in generation_config.json and tokenizer_config.json."""
+    (tmp_path / "bos.jinja").write_text("{{ bos_token }}" + target.tokenizer.chat_template)
+    settings = ChatSettings(**SETTINGS | {"template": str(tmp_path / "bos.jinja")})
+
+    def chat(bos, *stop_ids):
+        tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny", bos_token=bos)
+        return Chat(tokenizer, settings, stop_ids={*target.stop_ids, *stop_ids})
+
+    run(target, chat("<|endoftext|>"), out_dir)
+    with pytest.raises(InputError, match=r"chat\.target_stop_ids=\[2\] then, \[1, 2\] now"):
+        run(target, chat("<|endoftext|>", 1), out_dir)
+    with pytest.raises(InputError, match=r"special_tokens\.bos_token=<\|endoftext\|> then, <\|im_start\|> now"):
+        run(target, chat("<|im_start|>"), out_dir)
+    now = read_answers(out_dir / "answers")
+    earlier = {key: value for key, value in now.made_with.chat.items() if key not in RECORDED_LATER}
+    then = replace(now, made_with=replace(now.made_with, chat=earlier))
+    (out_dir / "answers/manifest.json").write_bytes(sealed_bytes(then))
+    store = AnswerStore(out_dir, now.target, now.made_with)
+    assert not store.pending and store.manifest.made_with.chat == earlier  # features of then continue
 
 
 def test_a_run_that_ended_before_its_first_answer_ties_no_settings(target, chat, out_dir):

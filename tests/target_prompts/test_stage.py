@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from exported_head import FINGERPRINT
 from protocol_server import ProtocolServer
 from scripts import call_script
 from serving_fixtures import serving
@@ -15,10 +16,12 @@ from stores import ASSETS
 import eagle3.answers.huggingface
 import eagle3.answers.served
 from eagle3.answers.generate import generate
+from eagle3.errors import InputError
 from eagle3.storage.files import read_jsonl, write_jsonl
 from eagle3.storage.records import read_sealed_json
 from eagle3.target.model import Target
 from eagle3.target_prompts import build
+from eagle3.target_prompts.store import SampleStore
 
 TINY = ASSETS / "tiny"
 WRITE = (
@@ -110,6 +113,19 @@ def test_more_prompts_continue_the_samples_and_other_settings_are_refused(run, f
     line = fails("prompts.limit=5", "prompts.from_target.temperature=0.9")
     assert "prompts.from_target.temperature=1.0 then, 0.9 now" in line and "target_prompts" in line
     assert prompts_of(run("prompts.limit=5", "prompts.from_target.seed=1", name="other")) != few
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_other_stop_tokens_are_refused_unless_an_earlier_version_did_not_record_them(tmp_path, recorded):
+    def store(**chat: Any) -> SampleStore:
+        return SampleStore(tmp_path, FINGERPRINT, {"chat": {"date": "2026-01-01", **chat}})
+
+    store(**{"target_stop_ids": [2]} if recorded else {}).begin(8)
+    if recorded:
+        with pytest.raises(InputError, match=r"chat\.target_stop_ids=\[2\] then, \[1, 2\] now"):
+            store(target_stop_ids=[1, 2])
+    else:
+        assert store(target_stop_ids=[1, 2]).is_unfinished
 
 
 def test_a_run_that_is_stopped_at_any_sample_resumes_with_each_sample_once(run, monkeypatch):
