@@ -292,11 +292,17 @@ def _keep_whole_prompts(path: Path) -> set[str]:
     path.touch()
     whole = 0
     for row, end in _lines_and_ends(path, AnsweredRow):
+        if row.prompt_id in done:
+            raise _repeated(path, row)
         if row.last_of_prompt:
             done.add(row.prompt_id)
             whole = end
     os.truncate(path, whole)
     return done
+
+
+def _repeated(source: Path, row: AnsweredRow) -> InputError:
+    return InputError(f"{source}: duplicate row {row.id}; delete {source.parent} and run: {MAKE_ANSWERS}")
 
 
 def _count(source: Path, rows: Iterable[AnsweredRow], errors: Iterable[AnswerError]) -> AnswerCounts:
@@ -306,7 +312,7 @@ def _count(source: Path, rows: Iterable[AnsweredRow], errors: Iterable[AnswerErr
     finish_reasons: Counter[str] = Counter()
     for row in rows:
         if row.id in ids:
-            raise InputError(f"{source}: duplicate row {row.id}; delete {source.parent} and run: {MAKE_ANSWERS}")
+            raise _repeated(source, row)
         ids.add(row.id)
         prompts.add(row.prompt_id)
         finish_reasons.update(row.finish_reasons)

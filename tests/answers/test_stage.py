@@ -189,18 +189,24 @@ def test_a_finished_file_that_was_cut_or_changed_is_neither_mended_nor_used(targ
         run(target, chat, out_dir)
 
 
-def test_a_changed_byte_or_a_row_twice_in_an_unfinished_file_is_found(target, chat, out_dir):
+def test_a_changed_byte_or_a_row_twice_in_an_unfinished_file_is_found_before_more_are_made(
+    target, chat, out_dir, asked
+):
     run(target, chat, out_dir)
     path = out_dir / "answers/answers.jsonl"
     whole = path.read_bytes()
     unfinish(out_dir)
+    asked.clear()
     for place in range(0, whole.index(b"\n"), 97):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(InputError, match=r"answers\.jsonl line 1: damaged or edited, .* and run again"):
             run(target, chat, out_dir)
-    path.write_bytes(2 * whole)  # as two writers would leave it, who took no lock
-    with pytest.raises(InputError, match=r"answers\.jsonl: duplicate row .*; delete "):
-        run(target, chat, out_dir)
+    half = whole[: whole.index(b"\n") + 1]
+    for twice in (2 * whole, 2 * half):  # as two writers would leave it, who took no lock
+        path.write_bytes(twice)
+        with pytest.raises(InputError, match=r"answers\.jsonl: duplicate row .*; delete "):
+            run(target, chat, out_dir)
+    assert asked == []
 
 
 def test_prompts_that_are_no_longer_those_of_their_ledger_are_not_answered(target, chat, out_dir):
