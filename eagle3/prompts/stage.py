@@ -306,7 +306,7 @@ def _require_not_answered(folder: Path, prompts: Path | None = None) -> None:
     if not (answers / "manifest.json").exists():
         return
     manifest = read_json(answers / "manifest.json", made_by="precompute.py 'stages=[answers]'")
-    if prompts is None or manifest["prompts_sha256"] != sha256_file(prompts):
+    if prompts is None or manifest.get("prompts_sha256") != sha256_file(prompts):
         raise InputError(
             f"the answers in {answers} are to other prompts than these would be, so {folder} stays as it is; "
             f"take another out_dir, continue with the prompts that are there ('stages=[answers,features]'), or delete "

@@ -202,6 +202,13 @@ def test_the_report_is_made_from_the_ledger_alone_which_accounts_for_every_row(p
     )
 
 
+def test_answers_of_which_nothing_says_to_what_prompts_are_are_not_replaced(prepare):
+    prepare([chat("a")])
+    write_json(prepare.out_dir / "answers" / "manifest.json", {})
+    with pytest.raises(InputError, match="are to other prompts than these would be"):
+        prepare([chat("b")])
+
+
 def test_answered_prompts_are_not_replaced_by_others(prepare, tmp_path):
     prepare([chat("a"), chat("b"), chat("c", license="ISC")])
     manifest = {"complete": True, "prompts_sha256": sha256_file(prepare.folder / "prompts.jsonl")}
