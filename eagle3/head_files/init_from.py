@@ -13,6 +13,7 @@ from eagle3.head_files.files import read_files, weight_files
 from eagle3.head_files.finding import TargetFacts
 from eagle3.head_files.format import draft_head
 from eagle3.storage.files import sha256_file
+from eagle3.target.identity import differences
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +35,9 @@ def read_start(path: str, source: FeatureSource) -> StartHead:
     for _, message in check_norm_output(files, facts):
         log.warning("init_from=%s: %s", path, message)
     made_from = source.made_from.target
-    if files.record and files.record.origin.target.weights_hash != made_from.weights_hash:
+    if files.record and (differing := differences(files.record.origin.target, made_from)):
         log.warning(
-            "init_from=%s was trained on %s, data.path=%s is of %s, whose weights differ: the head is adapted to those",
-            path, files.record.origin.target.name, as_setting(source.location), made_from.name,
+            "init_from=%s was trained on %s, data.path=%s is of %s: they differ in %s, and the head adapts to that",
+            path, files.record.origin.target.name, as_setting(source.location), made_from.name, ", ".join(differing),
         )  # fmt: skip
     return StartHead(path, head, layers, hashes)

@@ -90,15 +90,16 @@ def test_heads_of_every_layout_are_read_with_the_layers_of_their_training(change
     assert start.files == {name: sha256_file(exported.path / name) for name in names}
 
 
-def test_a_head_of_other_weights_of_the_target_is_read_with_a_warning(exported, store, caplog):
+@pytest.mark.parametrize("part", ["weights", "tokenizer", "template"])
+def test_a_head_of_another_target_is_read_with_a_warning_that_says_how_it_differs(exported, store, caplog, part):
     read_start(str(exported.path), store)
     assert not caplog.text
     assert exported.training is not None
-    exported.training["origin"]["target"]["weights_hash"] = "other"
+    exported.training["origin"]["target"][f"{part}_hash"] = "other"
     exported.save()
     read_start(str(exported.path), store)
     assert "/head was trained on tiny, data.path=" in caplog.text
-    assert "is of random, whose weights differ: the head is adapted to those" in caplog.text
+    assert f"is of random: they differ in {part}, and the head adapts to that" in caplog.text
 
 
 def test_a_head_whose_files_leave_open_what_its_trainer_computed_is_read_with_a_warning(exported, store, caplog):
