@@ -26,6 +26,7 @@ REFUSED = {
     "speculative-eagle-topk": "set topk instead",
     "speculative-num-draft-tokens": "set draft_tokens instead",
 }
+ROUNDING = ("quantization", "torchao-config", "kv-cache-dtype")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,13 @@ def stated_dtype(settings: LaunchSettings) -> str | None:
     """Return the dtype that SGLang is told for target and head; None where it takes each one's own."""
     stated = _extra_flags(settings, speculative=True).get("dtype", settings.dtype)
     return None if stated in (None, "auto") else str(stated)
+
+
+def computed_in(settings: LaunchSettings) -> str:
+    """Return what decides the precision of a server's hidden states, as a feature store records it."""
+    flags = {"dtype": settings.dtype} | _extra_flags(settings, speculative=False)
+    rounding = [f"{name}={flags[name]}" for name in ROUNDING if flags.get(name)]
+    return ", ".join([str(flags["dtype"]), *rounding])
 
 
 def _extra_flags(settings: LaunchSettings, *, speculative: bool) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch
 from eagle3.answers.build import checked_target
 from eagle3.answers.chat import ids_in_text
 from eagle3.answers.store import MAKE_ANSWERS, AnswersManifest, read_answers, require_whole
+from eagle3.engine.command import computed_in
 from eagle3.engine.local_servers import for_worker
 from eagle3.errors import InputError, first_line
 from eagle3.features.conversation import Conversation, SampleSizer, read_conversations, work_units
@@ -85,7 +86,7 @@ def feature_settings(run: CaptureRun, target: StoredTarget) -> FeatureSettings:
 def target_dtype(run: CaptureRun, target: StoredTarget) -> str:
     """Return the dtype that hidden states are computed in, as far as this process can know it."""
     if run.features.engine:
-        return run.launch.dtype
+        return computed_in(run.launch)
     dtype = resolved_dtype(run.target.dtype, on_cpu=not target_on_gpu(run))
     return (target.checkpoint_dtype or dtype) if dtype == "auto" else dtype
 

@@ -35,7 +35,7 @@ class MadeFrom(Record):
     responses: dict[str, Any]
     capture_layers: list[int]  # indices into Hugging Face's `hidden_states`
     captured_by: str  # the extractor
-    target_dtype: str  # that the target computes in; auto: what an engine or transformers chooses
+    target_dtype: str  # that the target computes in, with quantising flags of an engine; auto: what it chooses itself
     dtype: str
     max_length: int
     too_long: str

@@ -36,7 +36,12 @@ def test_a_store_says_in_what_its_target_computes(tiny_path, monkeypatch):
     assert dtype(on_ray, dtype="auto") == "bfloat16"  # the cluster's nodes have GPUs
     assert dtype(on_ray, dtype="auto", gpu_here=True, gpus=0) == "float32"
     assert dtype(by_sglang, dtype="float32") == "auto"
-    assert dtype(replace(by_sglang, launch=replace(by_sglang.launch, dtype="float16"))) == "float16"
+    flags = {"--dtype": "float32", "kv_cache_dtype": "fp8_e4m3", "quantization": "fp8", "attention-backend": "triton"}
+    launch = replace(by_sglang.launch, dtype="float16")
+    assert dtype(replace(by_sglang, launch=launch)) == "float16"
+    launch = replace(launch, extra_flags=flags)
+    stored = "float32, quantization=fp8, kv-cache-dtype=fp8_e4m3"
+    assert dtype(replace(by_sglang, launch=launch)) == stored
 
 
 def test_a_worker_refuses_a_folder_that_is_not_the_drivers(tiny_path, tmp_path):
