@@ -86,14 +86,15 @@ def read_trained(path: Path) -> TrainedHead:
         files={},
     )
     weights = {name.removeprefix(prefix): w for name, w in checkpoint.weights.items() if name.startswith(prefix)}
-    with WithoutValues():
-        head = new_head(kind, kind.config_type(**training.head_config), weights["draft_ids"])
     try:
+        config = kind.config_type(**training.head_config)
+        with WithoutValues():
+            head = new_head(kind, config, weights["draft_ids"])
         head.load_state_dict(weights)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:  # of the modules; of the config's fields
         raise InputError(
-            f"{path}: the modules of model.kind={kind.name} have changed since the training "
-            f"({' '.join(str(error).split())}); give the class as it was"
+            f"{path}: model.kind={kind.name} has changed since the training ({' '.join(str(error).split())}); give "
+            f"the class as it was"
         ) from None
     return TrainedHead(head.eval().requires_grad_(False), record, training.settings)
 

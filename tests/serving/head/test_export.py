@@ -16,6 +16,7 @@ from eagle3.errors import InputError
 from eagle3.head_files.files import read_files
 from eagle3.head_files.format import load_head
 from eagle3.head_files.record import read_record
+from eagle3.serving.head import export
 from eagle3.serving.head.export import (
     TrainedHead,
     find_checkpoint,
@@ -46,6 +47,15 @@ def test_a_checkpoint_becomes_the_head_and_its_record(trained, tmp_path):
     assert (record.simulated_accept_length, record.accept_length) == ({7: 1.0}, None)
     assert (record.origin, record.versions) == (trained.record.origin, {"torch": "x"})
     assert record.checkpoint == "run/checkpoints/best-step9-accept2.000.ckpt"
+
+
+def test_a_kind_whose_settings_have_changed_since_the_training_is_one_line(trained, tmp_path, monkeypatch):
+    checkpoint = tmp_path / "run/checkpoints/best-step9-accept2.000.ckpt"
+    read = export.read_checkpoint(checkpoint, setting="this test")
+    record = replace(read.record, head_config=read.record.head_config | {"window": 8})
+    monkeypatch.setattr(export, "read_checkpoint", lambda path, setting: replace(read, record=record))
+    with pytest.raises(InputError, match=r"model.kind=eagle3 has changed since the training .*window.* as it was"):
+        read_trained(checkpoint)
 
 
 def test_a_head_is_of_a_checkpoint_until_that_is_another_or_written_again(trained, tmp_path):
