@@ -307,7 +307,7 @@ def test_a_certificate_that_is_not_trusted_is_one_line_with_a_fix(protocol, tmp_
             await protocol(f"https://localhost:{port}").complete(session, REQUEST)
 
     with pytest.raises(
-        InputError, match=r"certificate is not trusted here \(self-signed certificate\); set SSL_CERT_FILE"
+        InputError, match=r"certificate is not trusted here \(self.signed certificate\); set SSL_CERT_FILE"
     ):
         asyncio.run(run())
 
