@@ -40,8 +40,12 @@ def answered(prompts: list[dict[str, Any]], folder: Path, *overrides: str) -> li
 @pytest.mark.parametrize("name", ["huggingface", "sglang", "openai"])
 def test_the_templates_end_of_turn_ends_answers_of_every_engine(other_end, tmp_path, name):
     tokenizer = AutoTokenizer.from_pretrained(other_end)
-    decode = {"output_ids": [70, END_OF_TURN], "finish": "stop", "spec": {}}
-    server = ProtocolServer(lambda *_: decode, {"model_path": str(other_end)}, tokenizer=tokenizer)
+
+    def decode(prompt_ids, sampling):
+        ended = sampling["max_new_tokens"] > 1
+        return {"output_ids": [70, END_OF_TURN][: 1 + ended], "finish": "stop" if ended else "length", "spec": {}}
+
+    server = ProtocolServer(decode, {"model_path": str(other_end)}, tokenizer=tokenizer)
     overrides = [f"target.path={other_end}", f"answers={name}", "sampling.temperature=0", "sampling.max_new_tokens=20"]
     with nullcontext() if name == "huggingface" else serving(server) as url:
         urls = [f"answers.urls=[{url}]"] if url else []

@@ -257,7 +257,7 @@ def test_a_class_that_has_changed_since_the_training_is_one_line(tmp_path, monke
         return head
 
     monkeypatch.setattr(TwoLayers, "new_head", changed)
-    with pytest.raises(InputError, match=r"model\.kind=two_layer_head\.TwoLayers have changed .*added\.weight"):
+    with pytest.raises(InputError, match=r"model\.kind=two_layer_head\.TwoLayers has changed .*added\.weight"):
         read_trained(checkpoint)
 
 

@@ -375,7 +375,7 @@ def test_no_text_can_drive_a_recogniser_beyond_linear_time(privacy):
     """Ten times the text takes ten times as long, not a hundred, on a machine of any speed."""
     slow = []
     for trigger in TRIGGERS:
-        small, large = (readable((trigger * (size // len(trigger) + 1))[:size]) for size in (5_000, 50_000))
+        small, large = (readable((trigger * (size // len(trigger) + 1))[:size]) for size in (2_000, 20_000))
         for recogniser in (*privacy.recognisers, Languages()):
             # Other processes slow down some of the measurements, a slow recogniser all of them: the least of each size
             # counts, and both are measured in turn, up to 20 times.
@@ -383,7 +383,7 @@ def test_no_text_can_drive_a_recogniser_beyond_linear_time(privacy):
             for _ in range(20):
                 of_small = min(of_small, *(seconds(recogniser, small) for _ in range(3)))
                 of_large = min(of_large, seconds(recogniser, large))
-                if of_large <= 20 * of_small:
+                if of_large <= max(20 * of_small, 0.005):  # what looks at all pairs of 20,000 takes longer
                     break
             else:
                 slow.append((recogniser.entity, trigger, of_large))
