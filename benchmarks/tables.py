@@ -126,7 +126,8 @@ def accept_lengths() -> list[list[str]]:
         what = f"Qwen2.5-Coder-0.5B, {what}, chains of 3 / 7, one seed"
         rows.append([what, mine, f"{peers[0]}, SpecForge; {peers[1]}, speculators"])
     mine, peer = (best_0_5b(*PACKS, trainer) for trainer in ("ours, packs of 4,096", "speculators, rows of 4,096"))
-    rows.append(["the same in packs of 4,096 tokens, on new answers", mine, f"{peer}, speculators"])
+    what = "the same, packs of 4,096 tokens, 1,525 conversations with new answers, best of two or three learning rates"
+    rows.append([what, mine, f"{peer}, speculators"])
     greedy = result("several_answers.json")["prompts"]["heldout"]["greedy"]
     one, eight = (
         " / ".join(f"{greedy[drafts][answers]['accept_length']:.2f}" for drafts in DRAFTS)

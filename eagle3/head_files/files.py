@@ -16,7 +16,7 @@ from torch import Tensor
 from eagle3.errors import InputError
 from eagle3.head_files.config_json import HeadJson
 from eagle3.head_files.record import HeadRecord, read_record
-from eagle3.storage.files import sha256_file
+from eagle3.storage.files import WEIGHTS, sha256_file
 from eagle3.storage.replace import put_right
 from eagle3.storage.typed_json import WeightIndex, read_typed
 
@@ -178,7 +178,7 @@ def weight_files(folder: Path) -> list[Path]:
         if missing := [path.name for path in found if not path.is_file()]:
             raise InputError(f"{folder / INDEX} names {missing[0]}, which does not exist; copy all files again")
     else:
-        found = sorted(folder.glob("[!.]*.safetensors"))  # no ._FILE of macOS
+        found = sorted(folder.glob(WEIGHTS))
     if not found:
         raise InputError(
             f"head={folder} has no *.safetensors file; make it: {MAKE_HEAD}. A pickle (*.bin, *.pt) can run code and "

@@ -388,7 +388,7 @@ class TrainRun(Settings):
         live = {name: getattr(self, name) is not None for name in ("target", "features", "launch")}
         if len({*live.values()}) > 1:
             given = " and ".join(name for name in live if live[name])
-            rule = f"does not fit {given}: data=live needs target, features and launch, and a store none of them"
+            rule = f"does not fit {given}: data=live needs target, features and launch, training on a store needs none"
             raise fault(next(name for name in live if not live[name]), value=None, rule=rule)
         if self.live and (hosts := self.trainer.keys["num_nodes"]) > 1:
             rule = (

@@ -15,6 +15,8 @@ from filelock import FileLock
 from eagle3.errors import InputError
 
 WHATEVER = "*"  # replace any version
+# For `glob`, without ._NAME, which macOS adds to copies and servers do not read.
+WEIGHTS, CHECKPOINTS = "[!.]*.safetensors", "[!.]*.ckpt"
 
 
 def require_regular(path: Path, *, named: str) -> None:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from eagle3.errors import InputError, first_line
+from eagle3.storage.files import WEIGHTS
 from eagle3.storage.typed_json import WeightIndex, read_typed
 from eagle3.target.hub import fetch_weights
 
@@ -58,7 +59,7 @@ class CheckpointTensors:
         if self._indexed is not None:
             return self._indexed
         alone = self.folder / SINGLE  # the only one that transformers reads: others may be the same in another layout
-        files = [SINGLE] if alone.is_file() else sorted(path.name for path in self.folder.glob("[!.]*.safetensors"))
+        files = [SINGLE] if alone.is_file() else sorted(path.name for path in self.folder.glob(WEIGHTS))
         if not files:
             raise InputError(
                 f"target.path={self.path} holds no *.safetensors, and other formats (*.bin, *.gguf) are not read; give "

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from eagle3.errors import InputError
 from eagle3.head_files.record import Origin
+from eagle3.storage.files import CHECKPOINTS
 from eagle3.storage.folder import LocalFolder, Storage
 from eagle3.storage.records import Record, parse_record
 
@@ -64,7 +65,7 @@ def read_comment(folder: Storage, name: str) -> bytes:
 
 def read_checkpoint(path: str | Path, *, setting: str) -> Checkpoint:
     """Read a checkpoint of HeadTraining; `setting` is the config key and value that name it."""
-    others = sorted({*Path(path).parent.glob("[!.]*.ckpt")} - {Path(path)})  # last.ckpt comes last
+    others = sorted({*Path(path).parent.glob(CHECKPOINTS)} - {Path(path)})  # last.ckpt comes last
     usual = "RUN/checkpoints/last.ckpt of: python train.py data.path=DIR/features hydra.run.dir=RUN"
     fix = f"move it away and give {others[-1]}" if others else f"give another one, e.g. {usual}"
     stored = LocalFolder(Path(path).parent).read(Path(path).name)  # mapped, since it may be gigabytes

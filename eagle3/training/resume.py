@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource, as_setting
 from eagle3.head.head import Head
-from eagle3.storage.files import atomic_write
+from eagle3.storage.files import CHECKPOINTS, atomic_write
 from eagle3.storage.folder import LocalFolder, Storage
 from eagle3.target.identity import require_same_target
 from eagle3.training.checkpoint_file import Checkpoint, read_checkpoint, read_comment
@@ -133,7 +133,7 @@ class RunCheckpoints:
         last, setting = self.folder / LAST, f"hydra.run.dir={self.run_dir}"
         if last.is_file():
             return last
-        kept = self.folder.glob("[!.]*.ckpt")
+        kept = self.folder.glob(CHECKPOINTS)
         return max(kept, key=lambda path: read_checkpoint(path, setting=setting).global_step, default=None)
 
     def _require_elsewhere(self, copies: Path) -> None:
@@ -219,7 +219,7 @@ def read_resumed(path: str | None) -> Checkpoint | None:
     if not Path(path).is_file():
         is_folder = Path(path).is_dir()
         folder = Path(path) if is_folder else Path(path).parent
-        found = sorted({*folder.glob("[!.]*.ckpt"), *folder.glob("checkpoints/[!.]*.ckpt")})
+        found = sorted({*folder.glob(CHECKPOINTS), *folder.glob(f"checkpoints/{CHECKPOINTS}")})
         there = ", ".join(each.name for each in found) or "no checkpoint"
         raise InputError(
             f"ckpt_path={path} {'is a folder' if is_folder else 'does not exist'} (there is {there}); give "

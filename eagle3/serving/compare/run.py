@@ -18,7 +18,7 @@ from eagle3.serving.compare.heads import require_targets
 from eagle3.serving.compare.measure import ALL, Gained, Measured, answers_at, measure_head
 from eagle3.serving.report import drafts, with_error, write_report
 from eagle3.settings.serving import CompareRun
-from eagle3.storage.files import sha256_file, sha256_json
+from eagle3.storage.files import WEIGHTS, sha256_file, sha256_json
 from eagle3.target.model import Target
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def write_comparison(run: CompareRun, numbers: Mapping[str, Any], page: str, fol
 
 
 def facts_of(head: Path) -> dict[str, Any]:
-    weights = {path.name: sha256_file(path) for path in sorted(head.glob("[!.]*.safetensors"))}
+    weights = {path.name: sha256_file(path) for path in sorted(head.glob(WEIGHTS))}
     return {"path": str(head), "sha256": weights}
 
 

@@ -13,7 +13,7 @@ from eagle3.head_files.files import INDEX, MAKE_HEAD, HeadFiles, read_files
 from eagle3.head_files.format import is_exported_head, save_head
 from eagle3.head_files.record import FILE as RECORD
 from eagle3.head_files.record import HeadRecord, read_record, write_record
-from eagle3.storage.files import sha256_file
+from eagle3.storage.files import CHECKPOINTS, sha256_file
 from eagle3.storage.records import read_sealed_json
 from eagle3.storage.replace import require_free_place
 from eagle3.target.facts import TargetConfig
@@ -52,13 +52,13 @@ def find_checkpoint(*, run: str | None, checkpoint: str | None) -> Path:
     if (Path(run) / "result.json").is_file():
         best = Path(read_sealed_json(Path(run) / "result.json", made_by=MAKE_RUN)["checkpoint"])
         return _existing(folder / best.name, f"run={run}")  # by name: the run's folder may have moved
-    found = sorted(folder.glob("[!.]*.ckpt"), key=lambda path: (path.name != "last.ckpt", path.stat().st_mtime))
+    found = sorted(folder.glob(CHECKPOINTS), key=lambda path: (path.name != "last.ckpt", path.stat().st_mtime))
     return _existing(found[-1] if found else folder / "last.ckpt", f"run={run}")
 
 
 def _existing(path: Path, setting: str) -> Path:
     if not path.is_file():
-        others = sorted(path.parent.glob("[!.]*.ckpt"))
+        others = sorted(path.parent.glob(CHECKPOINTS))
         remedy = f"give checkpoint={others[-1]}" if others else f"name a finished run or make one with: {MAKE_RUN}"
         raise InputError(f"{setting}: {path} does not exist; {remedy}")
     return path

@@ -18,7 +18,7 @@ from eagle3.secrets import public
 from eagle3.serving.head.card import FILE as CARD
 from eagle3.serving.publish.results import COLUMNS, lines, read_results
 from eagle3.settings.serving import PublishRun
-from eagle3.storage.files import sha256_file, write_whole
+from eagle3.storage.files import WEIGHTS, sha256_file, write_whole
 from eagle3.storage.records import write_sealed_json
 from eagle3.storage.replace import replacing
 from eagle3.target.files import TargetFiles
@@ -165,5 +165,5 @@ def hashes(record: HeadRecord, target: TargetFiles) -> list[tuple[str, str]]:
             *record.files.items(),
             (f"{target.path} {target.revision}: samples of all weights", target.identity.weights_hash),
         ]
-    weights = ((f"{folder.name}/{file.name}", sha256_file(file)) for file in sorted(folder.glob("[!.]*.safetensors")))
+    weights = ((f"{folder.name}/{file.name}", sha256_file(file)) for file in sorted(folder.glob(WEIGHTS)))
     return [*record.files.items(), *weights]
