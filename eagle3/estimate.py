@@ -105,7 +105,7 @@ def tokens_of_prompts(run: PrecomputeRun, out_dir: Path, target: StoredTarget) -
     for prompt in islice(read_jsonl(out_dir / "prompts" / "prompts.jsonl"), 0, None, step):
         dialogue = Dialogue(prompt, chat, seed=0, max_prompt_tokens=most, on_length="keep")
         if not dialogue.waiting:
-            left_out[dialogue.errors[-1].reason.partition(" (")[0]] += 1
+            left_out[dialogue.errors[-1].kind] += 1
             continue
         questions = [message["content"] for message in prompt["messages"] if message["role"] == "user"]
         asked = len(dialogue.prompt_ids) + sum(len(chat.encode(text)) for text in questions[1:])

@@ -1,5 +1,6 @@
 """A line of answers.jsonl and one of errors.jsonl."""
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +56,11 @@ class AnswerError(Record):
     reason: str
     retry: bool
     prompt_tokens: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """The reason without what is in brackets, which differs by row."""
+        return re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", self.reason)
 
 
 def new_row(prompt: dict[str, Any], turn: int) -> AnsweredRow:

@@ -325,5 +325,5 @@ def _count(source: Path, rows: Iterable[AnsweredRow], errors: Iterable[AnswerErr
         turns=total["turns"],
         answer_tokens=total["answer_tokens"],
         finish_reasons=dict(finish_reasons),
-        errors=dict(Counter(error.reason.partition(" (")[0] for error in errors)),  # what is in brackets differs by row
+        errors=dict(Counter(error.kind for error in errors)),
     )

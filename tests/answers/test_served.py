@@ -115,7 +115,7 @@ def test_servers_that_fail_now_and_then_lose_and_double_nothing(ask, server, exp
     assert "times HTTP 500" in caplog.text and f"{other}: 3 answers" in caplog.text
 
 
-def test_what_no_server_answers_is_counted_and_asked_again_by_the_next_run(ask, server, expected, tmp_path):
+def test_what_no_server_answers_is_counted_and_asked_again_by_the_next_run(ask, server, expected, tmp_path, caplog):
     refused = web.json_response({"error": {"message": "The input (9 tokens) is too long"}}, status=400).body
     server.fault = lambda number: web.Response(body=refused, status=400) if number == 5 else None
     with serving(server) as url:
@@ -123,6 +123,7 @@ def test_what_no_server_answers_is_counted_and_asked_again_by_the_next_run(ask, 
         assert len(some) < len(expected) and all(expected[name] == row for name, row in some.items())
         [error] = errors_of(tmp_path / "out")
         assert error["reason"] == "HTTP 400 Bad Request: The input (9 tokens) is too long"
+        assert "no row (HTTP 400 Bad Request: The input is too long: 1)" in caplog.text
         assert ask([url]) == expected
 
 
