@@ -1,12 +1,14 @@
 """A folder in an object store: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, az://CONTAINER/FOLDER.
 
 Credentials come from the environment or from the platform's own chain (roles of machines, pods and workloads), never
-from a config, and are in no message. Requests that fail with 5xx, throttling or a cut connection are made again, with
-growing waits; what stays wrong is one line.
+from a config, and are in no message. Requests that fail with 5xx, throttling or a cut connection are made again for
+minutes, with growing waits and a log line; what stays wrong is one line. A bucket that has never answered this process
+is given seconds: its address or the credentials are more likely wrong than the store is down.
 """
 
 import fnmatch
 import hashlib
+import logging
 import random
 import re
 import time
@@ -15,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property
+from threading import Timer
 from typing import Any, Literal, TypeVar
 
 import obstore
@@ -24,9 +27,16 @@ from obstore.store import from_url
 from eagle3.errors import InputError
 from eagle3.storage.files import WHATEVER
 
+log = logging.getLogger(__name__)
+
 PART = 8 * 2**20  # bytes of one request; S3 takes parts from 5 MB on, and 10,000 of them in an object
 REQUESTS = 32  # at once, of one process
 REFETCHED = 3  # times that bytes with another hash than expected are asked for again
+PATIENCE, AT_FIRST = timedelta(minutes=3), timedelta(seconds=20)  # in which a failed request is made again
+BACKOFF: Any = {"base": 3}  # waits grow from 0.1 to 15 seconds; with obstore's own base of 2 they hardly grow
+SILENCE = 30.0  # seconds without an answer, after which a log line says so
+
+_answered: set[str] = set()  # locations that have answered this process
 
 Found = TypeVar("Found")
 
@@ -36,19 +46,28 @@ class Bucket:
 
     remote = True
 
-    def __init__(self, url: str, *, setting: str, max_retries: int = 10) -> None:
+    def __init__(self, url: str, *, setting: str, max_retries: int = 1000) -> None:
         self.location, self.setting, self.max_retries = url.rstrip("/"), setting, max_retries
         # Google replaces by the object's generation, S3 and Azure by its ETag.
         self.version_key: Literal["version", "e_tag"] = "version" if url.startswith("gs://") else "e_tag"
+        self.first_store = self._open(min(max_retries, 10), AT_FIRST)
+        self.later_store = self._open(max_retries, PATIENCE)
+        self.said_at = -SILENCE
+
+    def _open(self, max_retries: int, patience: timedelta) -> Any:
         try:
-            self.store = from_url(
+            return from_url(
                 self.location,
                 # Only an endpoint that the environment names can be without TLS: a store of one's own.
                 client_options={"timeout": timedelta(seconds=60), "allow_http": True},
-                retry_config={"max_retries": max_retries, "retry_timeout": timedelta(minutes=3)},
+                retry_config={"max_retries": max_retries, "retry_timeout": patience, "backoff": BACKOFF},
             )
         except exceptions.BaseError as error:
-            raise InputError(f"{setting}={url}: {_reason(error)}; {ACCESS}") from None
+            raise InputError(f"{self.setting}={self.location}: {_reason(error)}; {ACCESS}") from None
+
+    @property
+    def store(self) -> Any:
+        return self.later_store if self.location in _answered else self.first_store
 
     def names(self, pattern: str) -> list[str]:
         with self._errors(pattern):
@@ -117,14 +136,17 @@ class Bucket:
     def again(self, ask: Callable[[], Found]) -> Found:
         """Ask again where obstore does not: a listing that is cut off, a conditional write, and with Google also
         deleting and beginning an upload."""
-        for retry in range(self.max_retries):
+        until = time.monotonic() + (PATIENCE if self.location in _answered else AT_FIRST).total_seconds()
+        retry = 0
+        while True:
             try:
                 return ask()
             except exceptions.GenericError as error:
-                if "HTTP error" not in str(error) or re.search(r"after \d+ retries", str(error)):
+                given_up = retry >= self.max_retries or time.monotonic() > until
+                if given_up or "HTTP error" not in str(error) or re.search(r"after \d+ retries", str(error)):
                     raise
-                time.sleep(min(15, 0.1 * 2**retry) * random.uniform(0.5, 1))
-        return ask()
+                time.sleep(0.1 * 2 ** min(retry, 7) * random.uniform(0.5, 1))
+                retry += 1
 
     @cached_property
     def _requests(self) -> ThreadPoolExecutor:
@@ -135,9 +157,13 @@ class Bucket:
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
-        """Turn obstore's errors into those that `Storage` promises."""
+        """Turn obstore's errors into those that `Storage` promises, and log that an answer takes long."""
+        waiting = Timer(SILENCE, self._say_waiting, [name])
+        waiting.daemon = True
+        waiting.start()
         try:
             yield
+            _answered.add(self.location)
         except FileNotFoundError:
             raise FileNotFoundError(2, "no such file", f"{self.location}/{name}") from None
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
@@ -155,6 +181,18 @@ class Bucket:
             if reason == ELSEWHERE:
                 remedy = "set AWS_DEFAULT_REGION to the bucket's region"
             raise InputError(f"{self._named(name)}: {reason}; {remedy}") from None
+        finally:
+            waiting.cancel()
+
+    def _say_waiting(self, name: str) -> None:
+        if time.monotonic() - self.said_at < SILENCE:  # many wait at once
+            return
+        self.said_at = time.monotonic()
+        minutes = PATIENCE.total_seconds() / 60
+        log.warning(
+            "%s: still waiting after %.0f s; requests that fail are made again for up to %.0f minutes",
+            self._named(name), SILENCE, minutes,
+        )  # fmt: skip
 
 
 class PendingObject:
@@ -167,14 +205,16 @@ class PendingObject:
         self.upload: Any = None
 
     def write(self, data: Any) -> int:
+        if self.upload is None:
+            self.content += data
+            if len(self.content) < PART or self.instead_of != WHATEVER:
+                return len(data)
         with self.bucket._errors(self.name):
             if self.upload is not None:
                 self.upload.write(data)
             else:
-                self.content += data
-                if len(self.content) >= PART and self.instead_of == WHATEVER:
-                    self.upload = self.bucket.again(self._begun)
-                    self.content = bytearray()
+                self.upload = self.bucket.again(self._begun)
+                self.content = bytearray()
         return len(data)
 
     def commit(self) -> None:

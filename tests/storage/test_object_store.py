@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from training_runs import LIGHTNING_WARNS, Run
 
 from eagle3.errors import InputError
 from eagle3.features.store import FeatureStore
+from eagle3.storage import object_store
 from eagle3.storage.folder import open_folder, write_file
 from eagle3.storage.object_store import PART, Bucket
 
@@ -103,6 +105,22 @@ def test_what_stays_wrong_is_one_line_that_names_key_url_rule_and_the_fix(proxy,
     if fault != "half":
         with pytest.raises(InputError, match=r"data\.path: "):
             write_file(folder, "b.bin", b"1")
+
+
+def test_an_outage_of_a_bucket_that_has_answered_is_waited_for_with_a_log_line(proxy, url, monkeypatch, caplog):
+    """Its end comes after more requests than a bucket gets that has never answered."""
+    monkeypatch.setattr(object_store, "BACKOFF", {"max_backoff": timedelta(milliseconds=100)})
+    monkeypatch.setattr(object_store, "SILENCE", 0.1)
+    folder = bucket(url)
+    proxy.fault = lambda number, method, path: "503"
+    with pytest.raises(InputError, match="after 10 retries"):
+        folder.read("a.bin", 0, 10)
+    proxy.fault = lambda number, method, path: "pass"
+    write_file(folder, "a.bin", CONTENT[:1000])
+    start = len(proxy.requests)
+    proxy.fault = lambda number, method, path: "503" if number < start + 30 else "pass"
+    assert bytes(folder.read("a.bin", 0, 10)) == CONTENT[:10]
+    assert f"{url}/a.bin: still waiting" in caplog.text and "are made again for up to 3 minutes" in caplog.text
 
 
 def test_a_store_that_nobody_answers_for_is_one_line_without_secrets(server, monkeypatch):
