@@ -131,6 +131,7 @@ class FaultyProxy:
     def __init__(self, url: str) -> None:
         self.host, self.port = url.removeprefix("http://").split(":")
         self.fault: Callable[[int, str, str], str | float] = lambda number, method, path: "pass"
+        self.code = "Refused"  # in the body of a status
         self.requests: list[tuple[str, str]] = []
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
@@ -140,7 +141,7 @@ class FaultyProxy:
         if isinstance(fault, float):
             time.sleep(fault)
         elif fault.isdigit():
-            refusal = b"<Error><Code>Refused</Code></Error>"
+            refusal = f"<Error><Code>{self.code}</Code></Error>".encode()
             return send(request, int(fault), {"Content-Length": str(len(refusal))}, refusal)
         if fault == "reset":
             return self._cut(request)

@@ -142,11 +142,13 @@ def require_shard(storage: Readable, shard: ShardEntry) -> None:
     try:
         actual = storage.size(shard.name)
     except FileNotFoundError:
-        raise InputError(
-            f"shard {storage.location}/{shard.name} is missing; bring it back, or make it again: {MAKE_FEATURES}"
-        ) from None
+        raise missing_shard(storage, shard.name) from None
     if actual != shard.bytes:
         raise broken(f"{storage.location}/{shard.name}", f"holds {actual} bytes instead of {shard.bytes}")
+
+
+def missing_shard(storage: Readable, name: str) -> InputError:
+    return InputError(f"shard {storage.location}/{name} is missing; bring it back, or make it again: {MAKE_FEATURES}")
 
 
 def decode(content: memoryview, entry: SampleEntry, *, path: str, teachers: str) -> Sample:

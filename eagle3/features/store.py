@@ -23,7 +23,7 @@ from eagle3.features.index import index_name
 from eagle3.features.manifest import TARGET_WEIGHTS, ShardEntry, read_index, read_manifest, read_whole, totals
 from eagle3.features.sample import Sample, views
 from eagle3.features.samples import IndexedShard, SampleRef, Samples
-from eagle3.features.shards import decode, hash_of, require_sha256, require_shard
+from eagle3.features.shards import decode, hash_of, missing_shard, require_sha256, require_shard
 from eagle3.features.source import REQUESTS, TargetWeights
 from eagle3.progress import Bar
 from eagle3.storage.files import sha256_json
@@ -60,7 +60,10 @@ class FeatureStore:
         """Read a sample; locally, its large tensors are views of the file, so that unused parts are never read."""
         self._check(ref.shard)
         begin, end = ref.entry.offset, ref.entry.offset + ref.entry.size
-        content = self.storage.read(ref.shard, begin, end, sha256=ref.entry.sha256)
+        try:
+            content = self.storage.read(ref.shard, begin, end, sha256=ref.entry.sha256)
+        except FileNotFoundError:  # it was there at the start
+            raise missing_shard(self.storage, ref.shard) from None
         return decode(content, ref.entry, path=f"{self.location}/{ref.shard}", teachers=self.made_from.teachers)
 
     def verify(self, *, rank: int = 0, world_size: int = 1) -> None:

@@ -1,6 +1,7 @@
 """Storage interface: a flat folder of files that are whole or absent, on this machine or in an object store."""
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -143,7 +144,8 @@ def open_folder(place: str | Path, *, setting: str) -> Storage:
             f"{setting} is a URL with more than a bucket and a folder; give {scheme}://BUCKET/FOLDER and put "
             f"credentials into the environment"
         )
-    if scheme not in SCHEMES or not parts.netloc or not parts.path.strip("/") or "//" in parts.path.rstrip("/"):
+    bucket = re.fullmatch(r"[\w.-]+", parts.netloc, re.ASCII)
+    if scheme not in SCHEMES or not bucket or not parts.path.strip("/") or "//" in parts.path.rstrip("/"):
         raise InputError(
             f"{setting}={place} must be a local folder, or a URL of a bucket and a folder in it: "
             f"{', '.join(f'{each}://BUCKET/FOLDER' for each in SCHEMES)}"

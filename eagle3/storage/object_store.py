@@ -9,6 +9,7 @@ is given seconds: its address or the credentials are more likely wrong than the 
 import fnmatch
 import hashlib
 import logging
+import os
 import random
 import re
 import time
@@ -19,6 +20,7 @@ from datetime import timedelta
 from functools import cached_property
 from threading import Timer
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import obstore
 from obstore import exceptions
@@ -55,6 +57,7 @@ class Bucket:
         self.said_at = -SILENCE
 
     def _open(self, max_retries: int, patience: timedelta) -> Any:
+        _require_endpoint(self.location.partition("://")[0])
         try:
             return from_url(
                 self.location,
@@ -63,7 +66,7 @@ class Bucket:
                 retry_config={"max_retries": max_retries, "retry_timeout": patience, "backoff": BACKOFF},
             )
         except exceptions.BaseError as error:
-            raise InputError(f"{self.setting}={self.location}: {_reason(error)}; {ACCESS}") from None
+            raise InputError(f"{self.setting}={self.location}: {_refusal(error)}") from None
 
     @property
     def store(self) -> Any:
@@ -77,12 +80,13 @@ class Bucket:
 
     def size(self, name: str) -> int:
         with self._errors(name):
-            return obstore.head(self.store, name)["size"]
+            return self._from_store(name, obstore.head(self.store, name))["size"]
 
     def version(self, name: str) -> str | None:
         try:
             with self._errors(name):
-                return obstore.head(self.store, name)[self.version_key]
+                # Not HEAD, whose errors do not say what is wrong. The body is not asked for.
+                return self._from_store(name, obstore.get(self.store, name).meta)[self.version_key]
         except FileNotFoundError:
             return None
 
@@ -111,12 +115,24 @@ class Bucket:
         with self._errors(name):
             if stop is None or stop - start > PART:
                 found = obstore.get(self.store, name)  # its body is asked for below, if at all
-                size, version = found.meta["size"], found.meta["e_tag"]
+                size, version = self._from_store(name, found.meta)["size"], found.meta["e_tag"]
                 if start == 0 and stop is None and size <= PART:
                     return memoryview(bytearray(found.buffer()))
                 del found
-                return self._in_parts(name, start, min(size, stop or size), version)
+                try:
+                    return self._in_parts(name, start, min(size, stop or size), version)
+                except exceptions.PreconditionError:
+                    raise InputError(
+                        f"{self._named(name)} was replaced while it was read; run the same command again when no other "
+                        f"process writes it"
+                    ) from None
             return memoryview(bytearray(obstore.get_range(self.store, name, start=start, end=stop)))
+
+    def _from_store(self, name: str, facts: Any) -> Any:
+        """Return the facts of a file; InputError if somebody else has answered, such as the login page of a proxy."""
+        if facts["e_tag"] is None:
+            raise InputError(f"{self._named(name)}: the answer has no ETag, so it is not the store's; {ENDPOINT}")
+        return facts
 
     def _in_parts(self, name: str, start: int, stop: int, version: str | None) -> memoryview:
         """Read with several requests at once, all of one version of the file."""
@@ -164,23 +180,16 @@ class Bucket:
         try:
             yield
             _answered.add(self.location)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if "<Code>NoSuchBucket</Code>" in str(error):
+                raise InputError(f"{self._named(name)}: {_refusal(error)}") from None
             raise FileNotFoundError(2, "no such file", f"{self.location}/{name}") from None
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
             raise FileExistsError(17, "another process has written it", f"{self.location}/{name}") from error
         except InputError:
             raise
         except (exceptions.BaseError, OSError, ValueError) as error:
-            reason = _reason(error)
-            denied = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
-            if denied or re.match("40[013] ", reason):
-                raise InputError(f"{self._named(name)}: access is denied ({reason}); {ACCESS}") from None
-            remedy = "run the same command again when the store can be reached: what is finished is kept"
-            if reason.startswith("404 "):  # of a file that is not there it would be FileNotFoundError
-                remedy = "make the bucket, or correct its name"
-            if reason == ELSEWHERE:
-                remedy = "set AWS_DEFAULT_REGION to the bucket's region"
-            raise InputError(f"{self._named(name)}: {reason}; {remedy}") from None
+            raise InputError(f"{self._named(name)}: {_refusal(error)}") from None
         finally:
             waiting.cancel()
 
@@ -229,7 +238,7 @@ class PendingObject:
 
     def discard(self) -> None:
         if self.upload is not None:
-            with self.bucket._errors(self.name):
+            with suppress(InputError), self.bucket._errors(self.name):  # the error that led here says what is wrong
                 self.upload.__exit__(InputError, InputError(), None)  # obstore's way to abort an upload
         self.upload, self.content = None, bytearray()
 
@@ -251,10 +260,52 @@ class PendingObject:
 
 ACCESS = (
     "give credentials in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-    "GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY) or a role"
+    "GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY) or a role; profiles of "
+    "~/.aws are not read"
 )
 
+# The variables with addresses of stores, by the scheme of a URL.
+ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+REGION = "set AWS_DEFAULT_REGION to the bucket's region"
+ENDPOINT = "correct AWS_ENDPOINT_URL or GOOGLE_BASE_URL, or what HTTP_PROXY and HTTPS_PROXY name"
 ELSEWHERE = "the bucket is in another region"
+
+# What to do about the answers of stores, found by their words; the first that is found counts.
+REMEDIES = {
+    f"{ELSEWHERE}|AuthorizationHeaderMalformed|PermanentRedirect|IllegalLocation": REGION,
+    "NoSuchBucket|^404 ": "make the bucket, or correct its name",  # of a file that is not there: FileNotFoundError
+    "TimeTooSkewed": "set the clock of this machine",
+    "Quota|StorageFull|InsufficientStorage": "make room in the bucket, then run the same command again: what is "
+    "finished is kept",
+    "Too ?Large": f"let the store, and proxies in front of it, take requests of {PART // 2**20} MB",
+    "ETag|Header missing|non-partial|invalid \\w+ response": ENDPOINT,
+    "Missing|^40[013] ": ACCESS,
+    "": "run the same command again when the store can be reached: what is finished is kept",
+}
+
+
+def _require_endpoint(scheme: str) -> None:
+    """Raise InputError for an endpoint that is no URL, at which obstore panics."""
+    for variable in ENDPOINTS[scheme]:
+        url = os.environ.get(variable, "http://localhost")
+        try:
+            parts = urlsplit(url)
+            valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            valid = False
+        if not valid:
+            raise InputError(f"{variable}={url} must be a URL such as http://HOST:PORT; correct it or unset it")
+
+
+def _refusal(error: Exception) -> str:
+    """Say what went wrong and what to do."""
+    reason = _reason(error)
+    remedy = next(remedy for words, remedy in REMEDIES.items() if re.search(words, reason))
+    return f"access is denied ({reason}); {remedy}" if remedy == ACCESS and reason[0] == "4" else f"{reason}; {remedy}"
 
 
 def _reason(error: Exception) -> str:
@@ -268,4 +319,5 @@ def _reason(error: Exception) -> str:
         *re.findall(r"HTTP error: ([a-z ]+)", text)[:1],
         *re.findall(r"after \d+ retries", text)[:1],
     ]
-    return ", ".join(part.strip() for part in parts) or type(error).__name__
+    own = re.match(r"Generic \w+ error: ([\w ,:-]+)", text)  # words of obstore
+    return ", ".join(part.strip() for part in parts) or (own[1].strip(" :") if own else type(error).__name__)

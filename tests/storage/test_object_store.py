@@ -168,14 +168,63 @@ def test_a_large_file_that_changes_while_it_is_read_is_no_mixture(server, proxy,
         return "pass"
 
     start, proxy.fault = len(proxy.requests), replace
-    with pytest.raises((InputError, FileExistsError)):
+    with pytest.raises(InputError, match=r"big\.bin was replaced while it was read; run the same command again"):
         folder.read("big.bin")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        ("RequestTimeTooSkewed", "403", "403 Forbidden, RequestTimeTooSkewed; set the clock of this machine"),
+        ("AuthorizationHeaderMalformed", "400", "AuthorizationHeaderMalformed; set AWS_DEFAULT_REGION"),
+        ("QuotaExceeded", "403", "403 Forbidden, QuotaExceeded; make room in the bucket"),
+        ("EntityTooLarge", "400", "EntityTooLarge; let the store, and proxies in front of it, take requests of 8 MB"),
+        ("NoSuchBucket", "404", "404 Not Found, NoSuchBucket; make the bucket, or correct its name"),
+    ],
+)
+def test_the_code_of_a_refusal_decides_what_to_do(proxy, url, code, status, said):
+    proxy.fault, proxy.code = lambda number, method, path: status, code
+    for ask in (lambda: bucket(url).version("a.bin"), lambda: write_file(bucket(url), "a.bin", b"1")):
+        with pytest.raises(InputError, match=rf"^data\.path: {url}/a\.bin: .*{said}"):
+            ask()
+
+
+def test_an_upload_that_fails_says_why(proxy, url):
+    proxy.fault = lambda number, method, path: "503" if method == "PUT" else "pass"
+    with pytest.raises(InputError, match="503 Service Unavailable, Refused, after 2 retries"):
+        write_file(bucket(url, max_retries=2), "big.bin", CONTENT)
+
+
+def test_a_page_of_a_proxy_is_no_file(proxy, url):
+    """The advice for a damaged manifest, to delete it, would be wrong."""
+    proxy.fault = lambda number, method, path: "200"
+    for ask in (bucket(url).read, bucket(url).version, bucket(url).size):
+        with pytest.raises(InputError, match=r"manifest\.json: .*(ETag|Header missing).*; correct AWS_ENDPOINT"):
+            ask("manifest.json")
+
+
+def test_a_shard_that_is_deleted_while_it_is_trained_on_is_named(url):
+    folder = open_folder(url, setting="features.path")
+    save_store(folder, random_samples(10), shard_bytes=10**9)
+    store, [shard] = FeatureStore(folder), folder.names("*.tar")
+    store.read(store.samples[0])
+    folder.delete(shard)
+    with pytest.raises(InputError, match=rf"^shard {url}/{shard} is missing; bring it back, or make it again"):
+        store.read(store.samples[0])
+
+
+@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:9000", "localhost:9000", "http://[bad"])
+def test_an_endpoint_that_is_no_url_is_one_line(server, url, monkeypatch, endpoint):
+    monkeypatch.setenv(server.endpoint, endpoint)
+    with pytest.raises(InputError, match=rf"^{server.endpoint}={re.escape(endpoint)} must be a URL such as http://"):
+        bucket(url)
 
 
 @pytest.mark.parametrize(
     ("place", "said"),
     [
         ("s3://", "must be a local folder, or a URL of a bucket and a folder in it: s3://BUCKET/FOLDER"),
+        ("s3://my bucket/folder", "must be a local folder, or a URL of a bucket and a folder in it"),
         ("ftp://host/folder", "must be a local folder, or a URL of a bucket and a folder in it"),
         (f"s3://key:{SECRET}@bucket/folder", "is a URL with more than a bucket and a folder"),
     ],
