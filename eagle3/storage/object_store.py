@@ -38,7 +38,7 @@ PATIENCE, AT_FIRST = timedelta(minutes=3), timedelta(seconds=20)  # in which a f
 BACKOFF: Any = {"base": 3}  # waits grow from 0.1 to 15 seconds; with obstore's own base of 2 they hardly grow
 SILENCE = 30.0  # seconds without an answer, after which a log line says so
 
-_answered: set[str] = set()  # locations that have answered this process
+_answered: set[str] = set()  # buckets that answer this process
 
 Found = TypeVar("Found")
 
@@ -54,6 +54,7 @@ class Bucket:
         self.version_key: Literal["version", "e_tag"] = "version" if url.startswith("gs://") else "e_tag"
         self.first_store = self._open(min(max_retries, 10), AT_FIRST)
         self.later_store = self._open(max_retries, PATIENCE)
+        self.bucket = "/".join(self.location.split("/")[:3])
         self.said_at = -SILENCE
 
     def _open(self, max_retries: int, patience: timedelta) -> Any:
@@ -70,7 +71,7 @@ class Bucket:
 
     @property
     def store(self) -> Any:
-        return self.later_store if self.location in _answered else self.first_store
+        return self.later_store if self.bucket in _answered else self.first_store
 
     def names(self, pattern: str) -> list[str]:
         with self._errors(pattern):
@@ -152,7 +153,7 @@ class Bucket:
     def again(self, ask: Callable[[], Found]) -> Found:
         """Ask again where obstore does not: a listing that is cut off, a conditional write, and with Google also
         deleting and beginning an upload."""
-        until = time.monotonic() + (PATIENCE if self.location in _answered else AT_FIRST).total_seconds()
+        until = time.monotonic() + (PATIENCE if self.bucket in _answered else AT_FIRST).total_seconds()
         retry = 0
         while True:
             try:
@@ -179,7 +180,7 @@ class Bucket:
         waiting.start()
         try:
             yield
-            _answered.add(self.location)
+            _answered.add(self.bucket)
         except FileNotFoundError as error:
             if "<Code>NoSuchBucket</Code>" in str(error):
                 raise InputError(f"{self._named(name)}: {_refusal(error)}") from None
@@ -189,6 +190,8 @@ class Bucket:
         except InputError:
             raise
         except (exceptions.BaseError, OSError, ValueError) as error:
+            if re.search(r"after \d+ retries", str(error)):  # requests that are still to come need not wait as long
+                _answered.discard(self.bucket)
             raise InputError(f"{self._named(name)}: {_refusal(error)}") from None
         finally:
             waiting.cancel()

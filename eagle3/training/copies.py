@@ -139,11 +139,14 @@ class Copies:
 
     def _release(self) -> None:
         """Leave nothing of a training that ended before its first checkpoint, and no sign of one that ended."""
-        if self.folder.version(OWNER) != self.version:
-            return
-        if not self.has_checkpoints():
-            self.folder.delete(OWNER)
-        self.folder.delete(ALIVE)
+        try:
+            if self.folder.version(OWNER) != self.version:
+                return
+            if not self.has_checkpoints():
+                self.folder.delete(OWNER)
+            self.folder.delete(ALIVE)
+        except (OSError, InputError) as error:  # not raised: it would hide why the training ends
+            log.warning("%s (the next start with these copies may wait for %.0f s)", error, WATCHED)
 
     def _owned(self) -> str:
         return f"is used by another run ({self._last_start()})"

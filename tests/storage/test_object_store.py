@@ -45,6 +45,7 @@ def bucket(url: str, **settings: int) -> Bucket:
     return Bucket(url, setting="data.path", **settings)
 
 
+MS = timedelta(milliseconds=1)
 CONTENT = os.urandom(3 * PART + 12345)
 
 
@@ -109,8 +110,9 @@ def test_what_stays_wrong_is_one_line_that_names_key_url_rule_and_the_fix(proxy,
 
 def test_an_outage_of_a_bucket_that_has_answered_is_waited_for_with_a_log_line(proxy, url, monkeypatch, caplog):
     """Its end comes after more requests than a bucket gets that has never answered."""
-    monkeypatch.setattr(object_store, "BACKOFF", {"max_backoff": timedelta(milliseconds=100)})
+    monkeypatch.setattr(object_store, "BACKOFF", {"init_backoff": 10 * MS, "max_backoff": 20 * MS})
     monkeypatch.setattr(object_store, "SILENCE", 0.1)
+    monkeypatch.setattr(object_store, "_answered", set())  # all tests use one bucket
     folder = bucket(url)
     proxy.fault = lambda number, method, path: "503"
     with pytest.raises(InputError, match="after 10 retries"):
@@ -121,6 +123,10 @@ def test_an_outage_of_a_bucket_that_has_answered_is_waited_for_with_a_log_line(p
     proxy.fault = lambda number, method, path: "503" if number < start + 30 else "pass"
     assert bytes(folder.read("a.bin", 0, 10)) == CONTENT[:10]
     assert f"{url}/a.bin: still waiting" in caplog.text and "are made again for up to 3 minutes" in caplog.text
+    proxy.fault = lambda number, method, path: "503"
+    for retries in (20, 10):  # one request has waited for the store: the next ones do not
+        with pytest.raises(InputError, match=f"after {retries} retries"):
+            bucket(url, max_retries=20).read("a.bin", 0, 10)
 
 
 def test_a_store_that_nobody_answers_for_is_one_line_without_secrets(server, monkeypatch):

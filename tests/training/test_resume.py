@@ -4,14 +4,14 @@ import platform
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from object_stores import new_folder, running_store
+from object_stores import faulty_proxy, new_folder, running_store
 from scripts import finished
 from stores import random_samples, write_store
 
@@ -221,6 +221,16 @@ def test_of_two_trainings_that_start_together_the_second_is_refused(tmp_path, wo
     second.close()
     assert "is used by another run" in refusal(tmp_path / "third", word, copies)
     assert (copies / "run.json").read_bytes() == owner
+
+
+def test_copies_that_cannot_be_released_do_not_hide_why_a_training_ends(tmp_path, monkeypatch, caplog):
+    with running_store() as store, faulty_proxy(store.url) as proxy:
+        monkeypatch.setenv(store.endpoint, proxy.url)
+        copies = started(tmp_path / "run", new_folder())
+        proxy.fault = lambda number, method, path: "403"
+        with pytest.raises(InputError, match=r"^the shard is damaged$"), closing(copies):
+            raise InputError("the shard is damaged")
+    assert "run.json: access is denied (403 Forbidden" in caplog.text and "may wait for 90 s" in caplog.text
 
 
 def test_in_a_bucket_a_second_start_is_refused_while_the_first_runs_and_a_restart_after_a_kill_continues(
