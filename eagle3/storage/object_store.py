@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property
-from threading import Timer
+from threading import Lock, Thread
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -36,11 +36,49 @@ REQUESTS = 32  # at once, of one process
 REFETCHED = 3  # times that bytes with another hash than expected are asked for again
 PATIENCE, AT_FIRST = timedelta(minutes=3), timedelta(seconds=20)  # in which a failed request is made again
 BACKOFF: Any = {"base": 3}  # waits grow from 0.1 to 15 seconds; with obstore's own base of 2 they hardly grow
-SILENCE = 30.0  # seconds without an answer, after which a log line says so
 
 _answered: set[str] = set()  # buckets that answer this process
 
 Found = TypeVar("Found")
+
+
+class Waiting:
+    """Logs which request has waited longest, as long as one has waited for `silence` seconds.
+
+    One thread for all requests of a process: a thread for each would take as long as a small request."""
+
+    def __init__(self, silence: float = 30) -> None:
+        self.silence, self.requests = silence, dict[object, tuple[float, str]]()
+        self.thread, self.lock = Thread(), Lock()
+
+    @contextmanager
+    def request(self, named: str) -> Iterator[None]:
+        self._watched()
+        request = object()
+        self.requests[request] = time.monotonic(), named
+        try:
+            yield
+        finally:
+            del self.requests[request]
+
+    def _watched(self) -> None:
+        with self.lock:
+            if not self.thread.is_alive():  # the first request, also of a forked process
+                self.thread = Thread(target=self._watch, daemon=True)
+                self.thread.start()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(self.silence)
+            begun, named = min(self.requests.copy().values(), default=(time.monotonic(), ""))
+            if (seconds := time.monotonic() - begun) >= self.silence:
+                log.warning(
+                    "%s: no answer for %.0f s; requests that fail are made again for up to %.0f minutes",
+                    named, seconds, PATIENCE.total_seconds() / 60,
+                )  # fmt: skip
+
+
+waiting = Waiting()
 
 
 class Bucket:
@@ -55,7 +93,6 @@ class Bucket:
         self.first_store = self._open(min(max_retries, 10), AT_FIRST)
         self.later_store = self._open(max_retries, PATIENCE)
         self.bucket = "/".join(self.location.split("/")[:3])
-        self.said_at = -SILENCE
 
     def _open(self, max_retries: int, patience: timedelta) -> Any:
         _require_endpoint(self.location.partition("://")[0])
@@ -175,11 +212,9 @@ class Bucket:
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
         """Turn obstore's errors into those that `Storage` promises, and log that an answer takes long."""
-        waiting = Timer(SILENCE, self._say_waiting, [name])
-        waiting.daemon = True
-        waiting.start()
         try:
-            yield
+            with waiting.request(self._named(name)):
+                yield
             _answered.add(self.bucket)
         except FileNotFoundError as error:
             if "<Code>NoSuchBucket</Code>" in str(error):
@@ -193,18 +228,6 @@ class Bucket:
             if re.search(r"after \d+ retries", str(error)):  # requests that are still to come need not wait as long
                 _answered.discard(self.bucket)
             raise InputError(f"{self._named(name)}: {_refusal(error)}") from None
-        finally:
-            waiting.cancel()
-
-    def _say_waiting(self, name: str) -> None:
-        if time.monotonic() - self.said_at < SILENCE:  # many wait at once
-            return
-        self.said_at = time.monotonic()
-        minutes = PATIENCE.total_seconds() / 60
-        log.warning(
-            "%s: still waiting after %.0f s; requests that fail are made again for up to %.0f minutes",
-            self._named(name), SILENCE, minutes,
-        )  # fmt: skip
 
 
 class PendingObject:
@@ -301,7 +324,8 @@ def _require_endpoint(scheme: str) -> None:
         except ValueError:
             valid = False
         if not valid:
-            raise InputError(f"{variable}={url} must be a URL such as http://HOST:PORT; correct it or unset it")
+            shown = re.sub("//.*@", "//***@", url)
+            raise InputError(f"{variable}={shown} must be a URL such as http://HOST:PORT; correct it or unset it")
 
 
 def _refusal(error: Exception) -> str:

@@ -17,7 +17,7 @@ from eagle3.errors import InputError
 from eagle3.features.store import FeatureStore
 from eagle3.storage import object_store
 from eagle3.storage.folder import open_folder, write_file
-from eagle3.storage.object_store import PART, Bucket
+from eagle3.storage.object_store import PART, Bucket, Waiting
 
 pytestmark = LIGHTNING_WARNS
 ONE_EPOCH = "trainer.max_epochs=1"
@@ -111,7 +111,7 @@ def test_what_stays_wrong_is_one_line_that_names_key_url_rule_and_the_fix(proxy,
 def test_an_outage_of_a_bucket_that_has_answered_is_waited_for_with_a_log_line(proxy, url, monkeypatch, caplog):
     """Its end comes after more requests than a bucket gets that has never answered."""
     monkeypatch.setattr(object_store, "BACKOFF", {"init_backoff": 10 * MS, "max_backoff": 20 * MS})
-    monkeypatch.setattr(object_store, "SILENCE", 0.1)
+    monkeypatch.setattr(object_store, "waiting", Waiting(silence=0.1))
     monkeypatch.setattr(object_store, "_answered", set())  # all tests use one bucket
     folder = bucket(url)
     proxy.fault = lambda number, method, path: "503"
@@ -122,7 +122,7 @@ def test_an_outage_of_a_bucket_that_has_answered_is_waited_for_with_a_log_line(p
     start = len(proxy.requests)
     proxy.fault = lambda number, method, path: "503" if number < start + 30 else "pass"
     assert bytes(folder.read("a.bin", 0, 10)) == CONTENT[:10]
-    assert f"{url}/a.bin: still waiting" in caplog.text and "are made again for up to 3 minutes" in caplog.text
+    assert f"{url}/a.bin: no answer for 0 s" in caplog.text and "are made again for up to 3 minutes" in caplog.text
     proxy.fault = lambda number, method, path: "503"
     for retries in (20, 10):  # one request has waited for the store: the next ones do not
         with pytest.raises(InputError, match=f"after {retries} retries"):
@@ -219,9 +219,9 @@ def test_a_shard_that_is_deleted_while_it_is_trained_on_is_named(url):
         store.read(store.samples[0])
 
 
-@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:9000", "localhost:9000", "http://[bad"])
+@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:9000", "localhost:9000", "http://[bad", "http://***@[bad"])
 def test_an_endpoint_that_is_no_url_is_one_line(server, url, monkeypatch, endpoint):
-    monkeypatch.setenv(server.endpoint, endpoint)
+    monkeypatch.setenv(server.endpoint, endpoint.replace("***", f"key:{SECRET}"))
     with pytest.raises(InputError, match=rf"^{server.endpoint}={re.escape(endpoint)} must be a URL such as http://"):
         bucket(url)
 
