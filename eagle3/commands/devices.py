@@ -39,6 +39,7 @@ def require_launched(trainer: dict[str, Any]) -> None:
     would train alone in the same folder, or wait for others in vain."""
     nodes, devices, launched = trainer["num_nodes"], num_devices(trainer), launched_ranks()
     if launched is None:
+        _require_no_other_launcher(nodes * devices)
         os.environ.pop("SLURM_NTASKS", None)  # in a job without srun: Lightning would wait for ranks that nobody starts
     elif launched != (nodes, devices):
         raise InputError(
@@ -49,3 +50,17 @@ def require_launched(trainer: dict[str, Any]) -> None:
         )
     elif "SLURM_NTASKS" in os.environ:  # which Lightning reads together with these, though they may be the job's
         os.environ |= {"SLURM_NNODES": str(nodes), "SLURM_NTASKS_PER_NODE": str(devices), "SLURM_JOB_NAME": "train"}
+
+
+def _require_no_other_launcher(ranks: int) -> None:
+    """Raise InputError if something else has started several processes, e.g. mpirun or a PyTorchJob of Kubeflow.
+
+    A launcher that numbers them as torchrun does, and Lightning for the ranks that it starts, sets LOCAL_RANK."""
+    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        size = os.environ.get(name, "")
+        numbered = "NODE_RANK" in os.environ or ("LOCAL_RANK" in os.environ and size == str(ranks))
+        if size.isdigit() and int(size) > 1 and not numbered:
+            raise InputError(
+                f"{name}={size}: a launcher has started {size} processes, each of which would train alone; start the "
+                f"ranks with torchrun or srun, or unset {name}"
+            )

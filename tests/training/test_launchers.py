@@ -23,6 +23,7 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "first", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE
 SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
 UNEVEN = SRUN | {"SLURM_STEP_NUM_TASKS": "3"}
 OTHERS = ("SUBMITIT_EXECUTOR", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_NAME", "NODE_RANK", "RANK")
+OTHERS += ("LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 TWO_OF_TWO = ("trainer.num_nodes=2", "trainer.devices=2")
 
 
@@ -48,6 +49,35 @@ def test_ranks_that_trainer_does_not_count_on_would_each_train_alone(monkeypatch
     launch(monkeypatch, launcher)
     with pytest.raises(InputError, match=r"; give trainer.num_nodes=2 trainer.devices=(2|1.5), or start as many ranks"):
         require_launched(trainer_with(*overrides))
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "host", "MASTER_PORT": "1"},  # Kubeflow's PyTorchJob
+        {"WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+        {"OMPI_COMM_WORLD_SIZE": "2"},
+        {"PMI_SIZE": "2"},
+    ],
+)
+def test_processes_of_another_launcher_are_refused(monkeypatch, variables):
+    launch(monkeypatch, variables)
+    with pytest.raises(InputError, match="=2: a launcher has started 2 processes, each of which would train alone; st"):
+        require_launched(trainer_with())
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WORLD_SIZE": "1", "RANK": "0"},
+        {"WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+        {"WORLD_SIZE": "4", "NODE_RANK": "0"},
+        {"OMPI_COMM_WORLD_SIZE": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+    ],
+)
+def test_processes_with_the_numbers_of_their_ranks_are_used(monkeypatch, variables):
+    launch(monkeypatch, variables)
+    require_launched(trainer_with("trainer.devices=2"))
 
 
 @pytest.mark.parametrize("launcher", [TORCHRUN, SRUN])
