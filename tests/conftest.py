@@ -19,6 +19,7 @@ import pytest
 import torch
 from hydra.core.hydra_config import HydraConfig
 from jaxtyping import config as shapes
+from parsed_configs import parse_configs_once
 from stores import ASSETS, random_samples, write_store
 
 from eagle3.progress import LIBRARIES, Bar
@@ -55,6 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    parse_configs_once()
     gc.freeze()  # what they have imported stays: each full collection would read all of it
     gc.enable()
 

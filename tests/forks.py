@@ -79,16 +79,18 @@ def serve() -> None:
     """For each line of stdin, fork and answer with the process, or answer how one has ended."""
     import pandas  # noqa: F401  # by DuckDB
     import s3fs  # noqa: F401  # by fsspec, which Lightning asks for its file systems
-    from hydra.core.plugins import Plugins
+    from parsed_configs import parse_configs_once
     from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
 
     import eagle3.commands.serve
     import eagle3.commands.train
     import eagle3.prompts.stage
     import eagle3.training.curves  # noqa: F401
+    from eagle3.compose import compose_run
 
-    Plugins.instance()  # reads the folders of all packages
-
+    parse_configs_once()
+    compose_run("train", "run_dir=RUN")
+    compose_run("precompute", "out_dir=DIR")
     gc.freeze()  # else the first collection of a child would copy the memory of all libraries
     for line in sys.stdin:
         request = json.loads(line)

@@ -5,7 +5,6 @@ KILLS=50 ROWS=1500 python -m pytest tests/workers/test_cluster.py    # the long 
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -69,25 +68,23 @@ def test_a_cluster_whose_workers_die_makes_the_store_of_one_process(folder):
 
 
 NOTED = "echo 127.0.0.1:1 > /tmp/ray/ray_current_cluster"  # as a cluster that was killed leaves it
-
-
-def test_a_cluster_that_is_gone_is_replaced_and_a_worker_whose_log_cannot_be_written_is_named(folder, tmp_path):
-    shutil.copytree(folder / "here/prompts", tmp_path / "prompts")
-    (tmp_path / "logs/worker-0.log").mkdir(parents=True)
-    own = ["stages=[answers]", "workers=ray", "workers.gpus=0", "workers.count=1"]
-    command = [sys.executable, "precompute.py", *settings(folder, tmp_path), *own]
-    done = run([*OWN_NETWORK, "sh", "-c", f'{NOTED} && exec "$@"', "sh", *command])
-    assert done.returncode == 1
-    assert "the last Ray cluster of this machine, at 127.0.0.1:1, is gone" in done.stderr
-    assert "worker 0 on an unknown node: it cannot start (IsADirectoryError: " in done.stderr.splitlines()[-1]
-
-
-INTERRUPTED = """
-import os, signal, time
+ONE_WORKER = """
+import logging, os, signal, sys, time
+from contextlib import nullcontext
+from pathlib import Path
+from eagle3.errors import InputError
 from eagle3.interrupts import end_like_ctrl_c
-from eagle3.workers.cluster import connect
+from eagle3.workers.cluster import RayPool, connect
+from eagle3.workers.driver import Driver
+from eagle3.workers.meter import ProgressBuffer
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
 signal.signal(signal.SIGTERM, end_like_ctrl_c)
 connect(None)
+pool = RayPool(nullcontext, count=1, resources={"CPU": 1}, logs=Path(sys.argv[1]))
+try:
+    list(Driver(pool, [(0, 0)], ProgressBuffer(), ahead=1, total=1, restarts=0).results())
+except InputError as error:
+    print(error, flush=True)
 try:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
@@ -96,6 +93,12 @@ except KeyboardInterrupt:
 """
 
 
-def test_sigterm_ends_a_command_with_a_cluster_like_ctrl_c():
-    done = run([*OWN_NETWORK, sys.executable, "-c", INTERRUPTED])
-    assert (done.returncode, done.stdout) == (0, "as by Ctrl-C\n")
+def test_a_cluster_that_is_gone_is_replaced_a_log_that_cannot_be_written_is_named_and_sigterm_is_ctrl_c(tmp_path):
+    (tmp_path / "worker-0.log").mkdir()
+    command = ["sh", "-c", f'{NOTED} && exec "$@"', "sh", sys.executable, "-c", ONE_WORKER, str(tmp_path)]
+    done = run([*OWN_NETWORK, *command])
+    assert done.returncode == 0, done.stderr
+    gone, failed, ended = done.stdout.splitlines()
+    assert gone.startswith("the last Ray cluster of this machine, at 127.0.0.1:1, is gone")
+    assert "worker 0 on an unknown node: it cannot start (IsADirectoryError: " in failed
+    assert ended == "as by Ctrl-C"
