@@ -6,7 +6,7 @@ copies: a resumed run overwrites last.ckpt, and deletes the best checkpoints tha
 
 import json
 import logging
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -246,7 +246,11 @@ def require_checkpoint_fits(
         actual_from=f"data.path={as_setting(source.location)}",
     )
     now = {"kind": head.kind, **asdict(head.config)}
-    differing = differing_settings({"kind": record.kind, **record.head_config}, now)
+    before = {"kind": record.kind, **record.head_config}
+    for each in fields(head.config):
+        if each.default is not MISSING:  # it may be newer than the checkpoint
+            before.setdefault(each.name, each.default)
+    differing = differing_settings(before, now)
     if not torch.equal(checkpoint.weights["head.draft_ids"], head.draft_ids):
         differing.append("other tokens in the draft vocabulary, which is chosen from the store's answers")
     then = {(name, each.shape) for name, each in checkpoint.weights.items() if name.startswith("head.")}

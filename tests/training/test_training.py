@@ -481,6 +481,13 @@ def test_a_checkpoint_of_other_draft_tokens_is_refused(train, whole_run):
         require_checkpoint_fits(last, second.data.source, second.module.head, second.module.settings)
 
 
+def test_a_checkpoint_from_before_heads_had_a_setting_continues_with_its_default(train, whole_run):
+    second, last = train("second"), read_resumed(f"{whole_run().directory}/checkpoints/last.ckpt")
+    config = {key: value for key, value in last.record.head_config.items() if key != "norm_before_residual"}
+    older = replace(last, record=replace(last.record, head_config=config))
+    require_checkpoint_fits(older, second.data.source, second.module.head, second.module.settings)
+
+
 @pytest.mark.parametrize("mask", [LastTurn(), AllTurns(), Everything()])
 def test_the_normaliser_counts_the_rows_that_the_mask_leaves(tmp_path, mask):
     store = write_store(tmp_path / "features", random_samples(60, stored="all"), teachers="all")
