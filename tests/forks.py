@@ -123,7 +123,18 @@ def ended(request: dict[str, Any]) -> int:
     return status if isinstance(status, int) else int(status is not None)
 
 
+def set_for_process(env: dict[str, str]) -> None:
+    """Set what modules read when they are imported, which they were before the fork."""
+    from lightning.pytorch.utilities import rank_zero_only
+
+    import eagle3.cli
+
+    eagle3.cli.PARENT = os.getppid()
+    rank_zero_only.rank = int(env.get("RANK") or env.get("LOCAL_RANK") or 0)  # type: ignore[attr-defined]
+
+
 def run(words: list[str], cwd: str, env: dict[str, str], files: list[str], own_session: bool) -> None:
+    set_for_process(env)
     if own_session:
         os.setsid()
     for descriptor, file in enumerate([os.devnull, *files]):

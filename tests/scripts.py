@@ -49,10 +49,10 @@ def finished(
     return done
 
 
-def start_script(name: str, *arguments: str, log: Path) -> Forked:
+def start_script(name: str, *arguments: str, log: Path, env: Mapping[str, str] | None = None) -> Forked:
     """Start a script in such a process, in a session of its own; stderr goes to `log`."""
     files = (os.devnull, str(log))
-    return Forked(path_of(name, ROOT), *arguments, cwd=ROOT, env=environment(None), files=files, own_session=True)
+    return Forked(path_of(name, ROOT), *arguments, cwd=ROOT, env=environment(env), files=files, own_session=True)
 
 
 def call_script(name: str, *overrides: str, output_dir: Path) -> Any:

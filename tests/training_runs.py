@@ -1,9 +1,11 @@
 """Trainings as users run them, on a small store, with what their batches were."""
 
 import csv
+import os
 import signal
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from scripts import run_script
+from forks import Forked
+from scripts import run_script, start_script
+from serving_fixtures import free_port
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagle3.commands import live
@@ -135,3 +139,25 @@ def sweep_command(store: Path, folder: Path, *arguments: str) -> list[str]:
 
 def sweep(store: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_script("train", *sweep_command(store, folder, *arguments), env={"RAY_USAGE_STATS_ENABLED": "0"})
+
+
+def start_ranks(*arguments: str, ranks: int, log: Path, env: Mapping[str, str] | None = None) -> list[Forked]:
+    """Start train.py as torchrun does: Lightning would start each rank but the first in a process without imports."""
+    port = str(free_port())
+    job = {"TORCHELASTIC_RUN_ID": "tests", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": "0"}
+    job |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), **(env or {})}
+    own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    return [start_script("train", *arguments, log=log, env=job | each) for each in own]
+
+
+def finished_ranks(*arguments: str, ranks: int, log: Path, env: Mapping[str, str] | None = None) -> None:
+    """Train with ranks that must end with status 0; as by torchrun, the others end with the first that does not."""
+    running = start_ranks(*arguments, ranks=ranks, log=log, env=env)
+    while running and not any(rank.poll() for rank in running):
+        running = [rank for rank in running if rank.poll() != 0]
+        time.sleep(0.05)
+    for rank in running:
+        if rank.poll() is None:
+            os.killpg(rank.pid, signal.SIGKILL)
+            rank.wait()
+    assert not running, log.read_text()

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from feature_data import feature_data
-from scripts import finished, run_script, start_script
+from scripts import finished, run_script
 from stores import flip_a_bit, random_samples, shard_of, write_store
+from training_runs import start_ranks
 
 from eagle3.errors import InputError
 
@@ -100,11 +101,13 @@ def train_until_killed(run: Path, devices: int) -> str:
     """Train a few steps, and kill all processes."""
     last, log = run / "checkpoints/last.ckpt", run.with_suffix(".log")
     version = last.stat().st_mtime_ns
-    process = start_script("train", *settings_of(run, devices, "ddp"), "callbacks.last.every_n_steps=1", log=log)
-    while process.poll() is None and last.stat().st_mtime_ns == version:
+    settings = (*settings_of(run, devices, "ddp"), "callbacks.last.every_n_steps=1")
+    ranks = start_ranks(*settings, ranks=devices, log=log)
+    while all(rank.poll() is None for rank in ranks) and last.stat().st_mtime_ns == version:
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, log.read_text()
+    for rank in ranks:
+        os.killpg(rank.pid, signal.SIGKILL)
+    assert [rank.wait() for rank in ranks] == [-signal.SIGKILL] * devices, log.read_text()
     return log.read_text()
 
 

@@ -14,7 +14,7 @@ from extraction import conversation, write_answers
 from scripts import call_script, finished
 from serving_fixtures import environment, free_port, sglang_site
 from stores import ASSETS, open_store
-from training_runs import LIGHTNING_WARNS, Run, composed, metrics
+from training_runs import LIGHTNING_WARNS, Run, composed, finished_ranks, metrics
 
 from eagle3.commands import live as live_command
 from eagle3.commands.live import placed, share_of_memory
@@ -295,14 +295,18 @@ def test_servers_make_the_features_of_the_same_packs_also_when_one_of_them_dies(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_ranks_share_the_servers_and_train_what_they_would_from_a_store(folder, tmp_path, sglang):
-    """Two processes that Lightning starts, as `python train.py trainer=ddp`."""
+    """Two processes that Lightning starts, as `python train.py trainer=ddp`, or that torchrun does."""
     settings = ["trainer=ddp", "trainer.max_epochs=1", "trainer.accelerator=cpu", "trainer.devices=2",
                 "trainer.precision=32-true", "data.pack_tokens=48", "data.val_fraction=0.2", "ttt_steps=3",
                 "callbacks.curves=null", "progress=false"]  # fmt: skip
     weights = {}
     runs = {"stored": ("features", ()), "huggingface": ("answers", LIVE), "sglang": ("answers", sglang)}
     for name, (data, options) in runs.items():
-        finished("train", f"data.path={folder}/{data}", f"hydra.run.dir={tmp_path}/{name}", *settings, *options)
+        command = (f"data.path={folder}/{data}", f"hydra.run.dir={tmp_path}/{name}", *settings, *options)
+        if name == "sglang":
+            finished("train", *command)
+        else:
+            finished_ranks(*command, ranks=2, log=tmp_path / f"{name}.log")
         weights[name] = torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     torch.testing.assert_close(weights["huggingface"], weights["stored"], rtol=0, atol=0)
     torch.testing.assert_close(weights["sglang"], weights["stored"], rtol=0.05, atol=0.005)

@@ -197,7 +197,7 @@ def test_the_code_of_a_refusal_decides_what_to_do(proxy, url, code, status, said
 
 def test_an_upload_that_fails_says_why(proxy, url):
     proxy.fault = lambda number, method, path: "503" if method == "PUT" else "pass"
-    with pytest.raises(InputError, match="503 Service Unavailable.*, after 2 retries"):
+    with pytest.raises(InputError, match=r"503 Service Unavailable.*, after 2 retries"):
         write_file(bucket(url, max_retries=2), "big.bin", CONTENT)
 
 

@@ -11,9 +11,9 @@ import lightning
 import numpy as np
 import pytest
 from heads import make_head
-from scripts import finished, run_script
+from scripts import run_script
 from stores import ROOT, in_float32, random_sample, write_store
-from training_runs import LIGHTNING_WARNS, Run
+from training_runs import LIGHTNING_WARNS, Run, finished_ranks
 
 from eagle3.settings.training import OptimSettings
 from eagle3.training.optim import AdamWCosine
@@ -92,7 +92,7 @@ def test_ranks_that_change_at_a_resume_leave_the_rate_over_samples_as_it_was(tmp
     stopped = run_script("train", *settings, f"trainer.devices={then}", stop, env={"PYTHONPATH": path})
     assert stopped.returncode == 130, stopped.stderr
     before = stopped_at(tmp_path)
-    finished("train", *settings, f"trainer.devices={now}", env={"PYTHONPATH": path})
+    finished_ranks(*settings, f"trainer.devices={now}", ranks=now, log=tmp_path / "log", env={"PYTHONPATH": path})
     assert_as_without_a_break(rates(tmp_path), then=then, now=now, steps=before)
 
 
