@@ -59,7 +59,7 @@ PATHS = {
     "data": "a feature store",
 }
 NOBODY = re.compile(r"Could not determine home directory|getpwuid\(\): uid not found")  # pathlib's words, and pwd's
-LEFT_OUT = re.compile(r"trying to access ([\w.]+): node `([\w.]+)` is not a container")  # of OmegaConf
+NO_KEYS = re.compile(r"trying to access ([\w.]+): node `([\w.]+)` is not a container")  # of OmegaConf
 RANK_LOST = re.compile(r"^Dist(Backend|Network|Store)Error: |/gloo/")  # of torch.distributed
 PACKAGE = Path(__file__).parent
 SCRIPTS = tuple(ROOT / f"{name}.py" for name in ("precompute", "train", "serve"))
@@ -82,9 +82,9 @@ def message_for_user(error: Exception) -> str | None:
     if isinstance(error, (MissingMandatoryValue, InterpolationToMissingValueError)):
         key = str(error).partition("Missing mandatory value: ")[2].split()[0]
         return f"{key} is not set; give {key}=VALUE (--help shows every key)"
-    if isinstance(error, OmegaConfBaseException) and (left_out := LEFT_OUT.search(str(error))):
-        value, group = left_out.groups()
-        return f"{error.full_key} is {value}, but {group} is left out; give {error.full_key} a value of its own"
+    if isinstance(error, OmegaConfBaseException) and (no_keys := NO_KEYS.search(str(error))):
+        value, group = no_keys.groups()
+        return f"{error.full_key} is {value}, but {group} has no keys; give {error.full_key} a value of its own"
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key or 'the config'}: {str(error).splitlines()[0]}; --cfg job shows every key"
     if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):  # torch's, GPU and CPU

@@ -363,9 +363,9 @@ def test_classes_of_the_users_own_are_built_before_a_store_is_read(fails, overri
     assert fails("train", "data.path=NOWHERE", override).startswith(line)
 
 
-def test_a_key_that_refers_to_a_group_that_is_left_out_is_one_line(fails):
+def test_a_key_that_refers_to_a_group_without_keys_is_one_line(fails):
     line = fails("train", "data.path=NOWHERE", "callbacks.best=null")
-    assert "callbacks.early_stopping.monitor is callbacks.best.monitor, but callbacks.best is left out; give" in line
+    assert "callbacks.early_stopping.monitor is callbacks.best.monitor, but callbacks.best has no keys; give" in line
 
 
 def test_ctrl_c_before_the_first_step_is_one_line(world, call, capsys, monkeypatch):

@@ -72,10 +72,7 @@ class Waiting:
             time.sleep(self.silence)
             begun, named = min(self.requests.copy().values(), default=(time.monotonic(), ""))
             if (seconds := time.monotonic() - begun) >= self.silence:
-                log.warning(
-                    "%s: still waiting after %.0f s; requests that fail are made again for up to %.0f minutes",
-                    named, seconds, PATIENCE.total_seconds() / 60,
-                )  # fmt: skip
+                log.warning("%s: still waiting after %.0f s; requests that fail are made again", named, seconds)
 
 
 waiting = Waiting()
