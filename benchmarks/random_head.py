@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eagle3.data.pack import pack_samples
 from eagle3.features.sample import Sample
-from eagle3.features.turns import anchors_of, teacher_positions
+from eagle3.features.turns import find_anchors, teacher_positions
 from eagle3.head.batch import TttBatch, prepare_ttt
 from eagle3.head.draft_head import DraftHead, HeadConfig
 
@@ -46,7 +46,7 @@ def random_head(config: HeadConfig) -> DraftHead:
 
 def whole_step(samples: list[Sample], ttt_steps: int) -> TttBatch:
     """Return the batch of an optimizer step with these samples."""
-    anchors = sum(len(anchors_of(sample.turns)) for sample in samples)
+    anchors = sum(len(find_anchors(sample.turns)) for sample in samples)
     return prepare_ttt(pack_samples(samples, anchors_in_step=anchors, samples_in_step=len(samples)), ttt_steps)
 
 

@@ -68,12 +68,12 @@ def matrix_product_ceiling(config: HeadConfig, rows: int, device: torch.device, 
             for shape in ((rows, inputs), (rows, outputs), (outputs, inputs))
         )
         for left, right in ((x, weight.T), (y, weight), (y.T, x)):
-            seconds = seconds_of(lambda left=left, right=right: left @ right, seconds_each, device)
+            seconds = measure_seconds(lambda left=left, right=right: left @ right, seconds_each, device)
             best = max(best, 2.0 * rows * inputs * outputs / seconds)
     return best / 1e12
 
 
-def seconds_of(work: Callable[[], object], at_least: float, device: torch.device) -> float:
+def measure_seconds(work: Callable[[], object], at_least: float, device: torch.device) -> float:
     """Seconds of one call, from as many as fill `at_least` seconds after a warm-up."""
     for _ in range(3):
         work()
@@ -112,5 +112,5 @@ def time_by_kernel(work: Callable[[], object], device: torch.device) -> list[tup
     return sorted((item for item in spent if item[1] > 0), key=lambda item: -item[1])
 
 
-def group_of(kernel: str) -> str:
+def kernel_group(kernel: str) -> str:
     return next((group for group, pattern in GROUPS.items() if re.search(pattern, kernel)), "other")

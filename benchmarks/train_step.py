@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from random_head import HEADS, SMALL, RandomSamples, ragged_lengths, random_head
 from result import write_result
-from step_cost import group_of, matrix_product_ceiling, product_flops, time_by_kernel, timed
+from step_cost import kernel_group, matrix_product_ceiling, product_flops, time_by_kernel, timed
 from torch._dynamo.utils import counters
 
 from eagle3.compose import compose_run
@@ -179,7 +179,7 @@ def cost(step: Step, batch: TttBatch, ceiling: float) -> dict[str, Any]:
     kernels = time_by_kernel(lambda: step(batch), device())
     groups: dict[str, float] = defaultdict(float)
     for name, milliseconds in kernels:
-        groups[group_of(name)] += milliseconds
+        groups[kernel_group(name)] += milliseconds
     return {
         "trained_rows": num_rows,
         "tokens_per_s": rate,

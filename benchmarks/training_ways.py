@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 from result import ROOT, call, write_result
 
-from eagle3.decoding.paired import mean_of
+from eagle3.decoding.paired import estimate_mean
 from eagle3.draft_shape import Shape
 
 ASSETS = ROOT / "tests" / "assets"
@@ -128,20 +128,20 @@ def trained(
     runs = [(name, seed) for seed in range(options.seeds) for name in ways]
     for name, seed in sorted(runs, key=lambda run: bool(ways[run[0]].init_from)):
         train(folder, ways, name, seed, general, options)
-    return {run: head_of(folder, *run) for run in runs}
+    return {run: head_path(folder, *run) for run in runs}
 
 
-def head_of(folder: Path, way: str, seed: int) -> Path:
+def head_path(folder: Path, way: str, seed: int) -> Path:
     return folder / "heads" / f"{file_name(way)}-{seed}"
 
 
 def train(
     folder: Path, ways: Mapping[str, Way], name: str, seed: int, general: Sequence[str], options: argparse.Namespace
 ) -> None:
-    way, head = ways[name], head_of(folder, name, seed)
+    way, head = ways[name], head_path(folder, name, seed)
     run = folder / "runs" / head.name
     stores = ",".join(f"{folder}/stores/{file_name(store)}/features" for store in way.stores)
-    start = [f"init_from={head_of(folder, way.init_from, seed)}"] if way.init_from else []
+    start = [f"init_from={head_path(folder, way.init_from, seed)}"] if way.init_from else []
     own = [f"data.path=[{stores}]", *general, *way.overrides, *start, f"seed={seed}"]
     head.parent.mkdir(parents=True, exist_ok=True)
     if not (run / "result.json").exists():
@@ -199,7 +199,7 @@ def summary(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def change(base: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
     """Return the mean change of pairs as a share, with a 95 % interval where there are several."""
-    mean = mean_of([ours / theirs - 1 for theirs, ours in zip(base, other, strict=True)])
+    mean = estimate_mean([ours / theirs - 1 for theirs, ours in zip(base, other, strict=True)])
     return {"accept_length_change": mean.value, "interval": None if mean.low is None else [mean.low, mean.high]}
 
 

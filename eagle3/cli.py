@@ -26,7 +26,7 @@ from eagle3.adapters.hydra import (
 )
 from eagle3.errors import InputError, Interrupted
 from eagle3.home import expand_option
-from eagle3.hydra_run import CONF, launched_rank, output_dir, own_config_dirs, sweep_dir_of
+from eagle3.hydra_run import CONF, hydra_sweep_dir, launched_rank, output_dir, own_config_dirs
 from eagle3.messages import added_key, message_for_user, outside_task, wrong_override
 from eagle3.progress import close_bars, show_bars
 from eagle3.secrets import keep_secrets, public
@@ -79,7 +79,7 @@ def _hydra_folders() -> list[Path]:
     """Return where Hydra wrote the config of this run, and of the sweep that it is a job of."""
     hydra_config = HydraConfig.get()
     folders = [output_dir() / (hydra_config.output_subdir or "")]
-    return [*folders, sweep_dir_of(hydra_config)] if in_sweep() else folders
+    return [*folders, hydra_sweep_dir(hydra_config)] if in_sweep() else folders
 
 
 def _find_own_modules() -> None:

@@ -16,7 +16,7 @@ class Shape(NamedTuple):
         return f"chain of {self.steps}" if self.topk == 1 else f"tree {self.steps}/{self.topk}/{self.draft_tokens}"
 
 
-def shape_of(steps: int, topk: int, draft_tokens: int | None) -> Shape:
+def checked_draft_shape(steps: int, topk: int, draft_tokens: int | None) -> Shape:
     """Return the shape; None is for a chain: steps + 1. InputError for what SGLang would change or refuse."""
     given = f"steps={steps} topk={topk} draft_tokens={draft_tokens}"
     if topk == 1:

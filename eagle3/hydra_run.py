@@ -51,7 +51,7 @@ def output_dir() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
-def sweep_dir_of(hydra: Any) -> Path:
+def hydra_sweep_dir(hydra: Any) -> Path:
     """The folder of a sweep, also while a job is in its own, with hydra.job.chdir=true."""
     return Path(hydra.runtime.cwd, hydra.sweep.dir)
 
@@ -76,7 +76,7 @@ def in_own_process() -> int:
     """
     own = [word for folder in own_config_dirs() for word in ("--config-dir", folder)]
     name = ["--config-name", str(HydraConfig.get().job.config_name)]
-    sweep = sweep_dir_of(HydraConfig.get())
+    sweep = hydra_sweep_dir(HydraConfig.get())
     folders = [f"hydra.run.dir={quoted(str(output_dir()))}", f"hydra.sweep.dir={quoted(str(sweep))}"]
     of_job = [each for each in HydraConfig.get().overrides.task if not each.startswith("hparams_search=")]
     overrides = [*of_job, *folders]

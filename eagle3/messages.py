@@ -34,7 +34,7 @@ from eagle3.adapters.hydra import (
     HydraException,
     InstantiationException,
     OverrideParseException,
-    message_of,
+    override_message,
     unknown_class,
 )
 from eagle3.errors import InputError, first_line, install_command
@@ -175,7 +175,7 @@ def added_key(error: Exception, overrides: Sequence[str]) -> str | None:
 
 def wrong_override(error: Exception) -> str:
     """Return Hydra's message about an override, without its advice to add unknown keys and its search path."""
-    message = message_of(error)
+    message = override_message(error)
     if isinstance(error, OverrideParseException):
         key, given, value = error.override.partition("=")
         if not given:

@@ -41,7 +41,7 @@ def write_prompts(out_dir, prompts):
     return out_dir
 
 
-def errors_of(out_dir):
+def read_answer_errors(out_dir):
     return list(read_jsonl(out_dir / "answers" / "errors.jsonl"))
 
 
@@ -69,7 +69,7 @@ def answer_by(answerer, target, chat, sampling, out_dir, *, seed=0, max_prompt_t
     )
 
 
-def rows_of(out_dir):
+def read_answer_rows(out_dir):
     return {row["id"]: row for row in read_jsonl(out_dir / "answers" / "answers.jsonl")}
 
 

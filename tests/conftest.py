@@ -81,7 +81,7 @@ def bars_as_tqdm_draws_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def error_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def error_line(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Call what must end with exit status 1 and, as its last words, one line `error: …`; returns the line."""
 
     def call(command: Callable[..., Any], *arguments: Any, **settings: Any) -> str:

@@ -71,7 +71,7 @@ def random_head(
     }
     torch.manual_seed(0)
     head = DraftHead(HeadConfig(**settings | options | changes), draft_ids)
-    return TrainedHead(head, record_of(head, fingerprint, replace(facts.config, dtype=facts.dtype)))
+    return TrainedHead(head, make_head_record(head, fingerprint, replace(facts.config, dtype=facts.dtype)))
 
 
 def export_head(trained: TrainedHead, directory: Path, *, versions: dict[str, str]) -> None:
@@ -81,20 +81,20 @@ def export_head(trained: TrainedHead, directory: Path, *, versions: dict[str, st
         write_head(trained, new, versions=versions)
 
 
-def origin_of(target: TargetIdentity, target_config: TargetConfig, **changes: Any) -> Origin:
+def make_origin(target: TargetIdentity, target_config: TargetConfig, **changes: Any) -> Origin:
     store = {"path": "/nowhere/features", "hash": "h", "val_fraction": 0.5}
     facts: dict[str, Any] = {"target": target, "target_config": target_config, "capture_layers": LAYERS}
     return Origin(**facts | store | changes)
 
 
-def record_of(head: DraftHead, target: TargetIdentity, target_config: TargetConfig) -> HeadRecord:
+def make_head_record(head: DraftHead, target: TargetIdentity, target_config: TargetConfig) -> HeadRecord:
     return HeadRecord(
         format_version=HeadRecord.FORMAT_VERSION,
         kind=head.kind,
         ttt_steps=7,
         simulated_accept_length={7: 1.0},
         accept_length=None,
-        origin=origin_of(target, target_config),
+        origin=make_origin(target, target_config),
         checkpoint="/nowhere/best.ckpt",
         started_from={},
         versions={},

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from eagle3.answers.rows import AnsweredRow
-from eagle3.answers.store import AnswerCounts, AnswersManifest, MadeWith, seal_of
+from eagle3.answers.store import AnswerCounts, AnswersManifest, MadeWith, file_seal
 from eagle3.features.build import FeatureSettings, extract_features
 from eagle3.features.manifest import Manifest
 from eagle3.features.task import Sharding
@@ -47,7 +47,7 @@ def write_answers(out_dir: Path, identity: TargetIdentity, rows: list[dict], *, 
         prompts_sha256="p",
         complete=complete,
         counts=counts,
-        files={path.name: seal_of(path)},
+        files={path.name: file_seal(path)},
     )
     (out_dir / "answers" / "manifest.json").write_bytes(sealed_bytes(manifest))
 

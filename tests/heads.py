@@ -10,7 +10,7 @@ from stores import DRAFT_VOCAB, HIDDEN, VOCAB, random_sample
 
 from eagle3.data.pack import pack_samples
 from eagle3.features.sample import Sample
-from eagle3.features.turns import anchors_of
+from eagle3.features.turns import find_anchors
 from eagle3.head.batch import TttBatch, prepare_ttt
 from eagle3.head.draft_head import DraftHead, HeadConfig
 
@@ -67,7 +67,7 @@ def ttt_batch(
     samples: list[Sample], *, ttt_steps: int, anchors_in_step: float | None = None, samples_in_step: float | None = None
 ) -> TttBatch:
     """Pack samples and prepare them; by default they are a whole optimizer step."""
-    anchors = sum(len(anchors_of(sample.turns)) for sample in samples)
+    anchors = sum(len(find_anchors(sample.turns)) for sample in samples)
     pack = pack_samples(
         samples,
         anchors_in_step=anchors if anchors_in_step is None else anchors_in_step,

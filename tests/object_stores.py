@@ -68,7 +68,7 @@ def gcs_store(patch: pytest.MonkeyPatch) -> Iterator[RunningStore]:
     store = GcsServer()
 
     def answer(request: BaseHTTPRequestHandler) -> None:
-        status, headers, content = store.answer(request.command, request.path, request.headers, body_of(request))
+        status, headers, content = store.answer(request.command, request.path, request.headers, read_body(request))
         send(request, status, {**headers, "Content-Length": str(len(content))}, content)
 
     with http_server(answer) as url:
@@ -107,7 +107,7 @@ def http_server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[st
         server.shutdown()
 
 
-def body_of(request: BaseHTTPRequestHandler) -> bytes:
+def read_body(request: BaseHTTPRequestHandler) -> bytes:
     return request.rfile.read(int(request.headers.get("content-length", 0)))
 
 
@@ -135,7 +135,7 @@ class FaultyProxy:
         self.requests: list[tuple[str, str]] = []
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        body = body_of(request)
+        body = read_body(request)
         self.requests.append((request.command, request.path))
         fault = self.fault(len(self.requests) - 1, request.command, request.path)
         if isinstance(fault, float):

@@ -12,7 +12,7 @@ from eagle3.prompts import Prompt, Refused, source_at
 from eagle3.prompts.reading.conversation import conversation
 from eagle3.prompts.reading.formats import BLANK, chunk_rows, cut
 from eagle3.prompts.reading.rows import read_prompt
-from eagle3.prompts.reading.shapes import Layout, shape_of
+from eagle3.prompts.reading.shapes import Layout, build_layout
 from eagle3.prompts.rules import Rules
 from eagle3.prompts.stage import prepare_prompts
 from eagle3.settings.prompts import PromptSettings
@@ -35,9 +35,9 @@ def chat(*texts: str, **fields: Any) -> dict:
     return {"license": "MIT", "messages": messages, **fields}
 
 
-def messages_of(row: dict, *, keep_answers: bool, shape: Layout | None = None) -> list[dict]:
+def read_messages(row: dict, *, keep_answers: bool, shape: Layout | None = None) -> list[dict]:
     """The conversation of a row as the stage reads it."""
-    return conversation((shape or shape_of(None, None)).read(row), keep_answers=keep_answers)
+    return conversation((shape or build_layout(None, None)).read(row), keep_answers=keep_answers)
 
 
 def read_file(path: Path | str, *, chunk_bytes: int = 100) -> list[Prompt | Refused]:

@@ -43,7 +43,7 @@ def main() -> None:
         from standin_engine import StandInEngine
 
         server.engine = StandInEngine(
-            target_of(arguments),
+            load_served_target(arguments),
             json.loads(arguments.forward_hooks),
             arguments.chunked_prefill_size,
             outputs=arguments.return_aux_hidden_state_layer_ids,
@@ -88,7 +88,7 @@ def loaded(arguments: argparse.Namespace) -> tuple[Decode, Any]:
     """The target of the flags, with the head of the flags if there is one, in float32; and its tokenizer."""
     from eagle3.head_files.format import load_head
 
-    target = target_of(arguments)
+    target = load_served_target(arguments)
     if arguments.speculative_draft_model_path is None:
         return plain(target), target.tokenizer
     head = load_head(
@@ -102,7 +102,7 @@ def loaded(arguments: argparse.Namespace) -> tuple[Decode, Any]:
     return speculative(target, head.head, head.capture_layers, **draft), target.tokenizer
 
 
-def target_of(arguments: argparse.Namespace) -> Any:
+def load_served_target(arguments: argparse.Namespace) -> Any:
     from eagle3.target.model import load_target
 
     return load_target(path=arguments.model_path, dtype="float32", device="cpu", check_health=False)

@@ -30,7 +30,7 @@ def own_network_works() -> bool:
         return False
 
 
-def workers_of(pids: set[int]) -> Iterator[int]:
+def find_actor_pids(pids: set[int]) -> Iterator[int]:
     """Yield the processes of Ray's actors among the descendants of `pids`."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -64,7 +64,7 @@ def main() -> None:
     process = subprocess.Popen(options.command, env=environment)
     while not has_ended(process, within=4 * drawn.uniform(0.5, 1.5)):
         raylets = {each.process.pid for node in nodes for each in node.all_processes["raylet"]}
-        alive = sorted(workers_of(raylets))
+        alive = sorted(find_actor_pids(raylets))
         if not alive or did["kills"] >= options.kills:
             continue
         os.kill(drawn.choice(alive), signal.SIGKILL)

@@ -22,10 +22,10 @@ class Script(subprocess.Popen[str]):
         self, name: str, *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, **streams: Any
     ) -> None:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | streams
-        super().__init__([sys.executable, path_of(name, cwd), *arguments], cwd=cwd, env=environment(env), **streams)
+        super().__init__([sys.executable, script_path(name, cwd), *arguments], cwd=cwd, env=environment(env), **streams)
 
 
-def path_of(name: str, cwd: Path) -> str:
+def script_path(name: str, cwd: Path) -> str:
     return str(next(folder / f"{name}.py" for folder in (cwd, ROOT) if (folder / f"{name}.py").exists()))
 
 
@@ -37,7 +37,7 @@ def run_script(
     name: str, *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a script to its end, in a process that has imported the large libraries."""
-    return run_forked(path_of(name, cwd), *arguments, cwd=cwd, env=environment(env))
+    return run_forked(script_path(name, cwd), *arguments, cwd=cwd, env=environment(env))
 
 
 def finished(
@@ -52,7 +52,7 @@ def finished(
 def start_script(name: str, *arguments: str, log: Path, env: Mapping[str, str] | None = None) -> Forked:
     """Start a script in such a process, in a session of its own; stderr goes to `log`."""
     files = (os.devnull, str(log))
-    return Forked(path_of(name, ROOT), *arguments, cwd=ROOT, env=environment(env), files=files, own_session=True)
+    return Forked(script_path(name, ROOT), *arguments, cwd=ROOT, env=environment(env), files=files, own_session=True)
 
 
 def call_script(name: str, *overrides: str, output_dir: Path) -> Any:

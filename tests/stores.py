@@ -12,7 +12,7 @@ import torch
 from eagle3.features.index import ShardIndex, index_name, parse_index
 from eagle3.features.manifest import MadeFrom, read_index, read_manifest, write_manifest
 from eagle3.features.sample import Sample, positions_with_teacher, scaled
-from eagle3.features.shards import ShardWriter, hash_of
+from eagle3.features.shards import ShardWriter, hash_made_from
 from eagle3.features.source import FeatureSource
 from eagle3.features.store import FeatureStore, save_target_weights
 from eagle3.head.batch import TttBatch
@@ -96,7 +96,7 @@ def save_store(
 ) -> None:
     """Write a real feature store, with random weights in the target's place."""
     description = replace(MADE_FROM, **made_from)
-    indices = write_shards(storage, hash_of(description), samples, shard_bytes=shard_bytes)
+    indices = write_shards(storage, hash_made_from(description), samples, shard_bytes=shard_bytes)
     weights = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(3))
     save_target_weights(storage, weights, weights, dtype=torch.float32)
     write_manifest(storage, made_from=description, target_config=target_config, indices=indices, left_out={})
@@ -107,7 +107,7 @@ def grow_store(path: Path, samples: list[Sample]) -> None:
     storage = LocalFolder(path)
     manifest = read_manifest(storage)
     indices = [read_index(storage, index_name(shard.name)) for shard in manifest.shards]
-    made_from = hash_of(manifest.made_from)
+    made_from = hash_made_from(manifest.made_from)
     indices += write_shards(storage, made_from, samples, shard_bytes=2**30, first=len(indices))
     write_manifest(
         storage, made_from=manifest.made_from, target_config=manifest.target_config, indices=indices, left_out={}
@@ -129,7 +129,7 @@ def write_shards(
     return indices
 
 
-def shard_of(store: Path, number: int) -> Path:
+def shard_path(store: Path, number: int) -> Path:
     """Return the tar of a shard, whose name its writer made up in part."""
     [path] = store.glob(f"shard-{number:06d}-*.tar")
     return path

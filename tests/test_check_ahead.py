@@ -20,7 +20,7 @@ from eagle3.settings.precomputing import PrecomputeRun
 from eagle3.storage.lock import hold
 
 
-def run_of(target: Path, *overrides: str) -> PrecomputeRun:
+def compose_precompute(target: Path, *overrides: str) -> PrecomputeRun:
     return compose_run("precompute", f"target.path={target}", "prompts.path=x", "out_dir=x", *overrides)
 
 
@@ -37,13 +37,13 @@ def run_of(target: Path, *overrides: str) -> PrecomputeRun:
 def test_a_target_that_cannot_be_used_is_refused_without_its_weights(without_weights, changes, overrides, message):
     edit_json(without_weights / "config.json", **changes)
     with pytest.raises(InputError, match=message):
-        check_ahead(run_of(without_weights, *overrides), [*STAGES.values()])
+        check_ahead(compose_precompute(without_weights, *overrides), [*STAGES.values()])
 
 
 @pytest.mark.parametrize("stage", ["answers", "estimate"])
 def test_a_target_without_a_chat_template_is_refused_before_the_first_stage(without_weights, stage):
     (without_weights / "chat_template.jinja").unlink()
-    run = run_of(without_weights, "answers=huggingface", "features=huggingface")
+    run = compose_precompute(without_weights, "answers=huggingface", "features=huggingface")
     with pytest.raises(InputError, match=r"chat\.template=null .* chat\.template=FILE"):
         check_ahead(run, [STAGES["prompts"], STAGES[stage]])
     with pytest.raises(InputError, match=r"holds no \*\.safetensors"):  # features have token ids already
@@ -62,7 +62,7 @@ def test_a_target_without_a_chat_template_is_refused_before_the_first_stage(with
 )
 def test_servers_that_cannot_be_started_are_told_before_the_first_stage(tiny_path, overrides, message):
     with pytest.raises(InputError, match=message):
-        check_ahead(run_of(tiny_path, "features=huggingface", *overrides), [*STAGES.values()])
+        check_ahead(compose_precompute(tiny_path, "features=huggingface", *overrides), [*STAGES.values()])
 
 
 @pytest.mark.parametrize("stage", ["answers", "features"])
@@ -71,15 +71,15 @@ def test_a_package_that_a_quantised_target_lacks_is_told_before_the_first_stage(
     target, stages = quantised("awq", tmp_path / "target"), [STAGES["prompts"], STAGES[stage]]
     here = ("answers=huggingface", "features=huggingface")
     with pytest.raises(InputError, match=r"quantised \(awq .*cannot load it here \(.*gptqmodel.*; install what"):
-        check_ahead(run_of(target, *here), stages)
-    check_ahead(run_of(target, *here, "workers=ray"), stages)  # its nodes may have it
+        check_ahead(compose_precompute(target, *here), stages)
+    check_ahead(compose_precompute(target, *here, "workers=ray"), stages)  # its nodes may have it
 
 
 def test_missing_or_cut_weights_are_told_before_the_first_stage(without_weights, tiny_path):
     weights = without_weights / "model-00002-of-00002.safetensors"
     index = {"weight_map": {"model.embed_tokens.weight": weights.name}}
     (without_weights / "model.safetensors.index.json").write_text(json.dumps(index))
-    run = run_of(without_weights, "answers=huggingface", "features=huggingface")
+    run = compose_precompute(without_weights, "answers=huggingface", "features=huggingface")
     for content in (None, (tiny_path / "model.safetensors").read_bytes()[:-1]):
         if content:
             weights.write_bytes(content)
@@ -89,7 +89,7 @@ def test_missing_or_cut_weights_are_told_before_the_first_stage(without_weights,
 
 def test_weights_that_no_head_can_be_trained_with_are_told_before_the_first_stage(without_weights, tiny_path):
     """In features, after all answers, it would be too late."""
-    run = run_of(without_weights, "answers=huggingface", "features=huggingface")
+    run = compose_precompute(without_weights, "answers=huggingface", "features=huggingface")
     weights = load_file(tiny_path / "model.safetensors")
     save_file(weights, without_weights / "model.safetensors")
     edit_json(without_weights / "config.json", tie_word_embeddings=False)
@@ -106,11 +106,13 @@ def test_a_file_of_a_target_that_is_a_pipe_is_not_waited_for(without_weights, na
     (without_weights / name).unlink()
     os.mkfifo(without_weights / name)
     with pytest.raises(InputError, match=rf"target\.path=.*: {name} is no regular file"):
-        check_ahead(run_of(without_weights), [*STAGES.values()])
+        check_ahead(compose_precompute(without_weights), [*STAGES.values()])
 
 
 def test_auto_names_the_keys_that_hugging_face_does_not_take(tmp_path, caplog):
-    run = run_of(tmp_path, "answers=auto", "answers.give_up_s=7", "answers.head=DIR", "answers.in_flight=640")
+    run = compose_precompute(
+        tmp_path, "answers=auto", "answers.give_up_s=7", "answers.head=DIR", "answers.in_flight=640"
+    )
     run = choose_engine(run)
     assert run.answered_by == "huggingface"
     warned = [record.getMessage().partition(" has no effect")[0] for record in caplog.records if record.levelno > 20]
@@ -125,7 +127,7 @@ def test_auto_takes_the_engine_where_it_and_a_gpu_are(tmp_path, gpus, caplog):
         site = sglang_site(tmp_path)
         (site / "torch.py").write_text(f"class cuda:\n    device_count = staticmethod(lambda: {gpus})\n")
         overrides.append(f"launch.env={{PYTHONPATH:'{site}'}}")
-    run = run_of(tmp_path, *overrides)
+    run = compose_precompute(tmp_path, *overrides)
     with caplog.at_level(logging.INFO):
         run = choose_engine(run)
     possible = bool(gpus)
@@ -136,7 +138,7 @@ def test_auto_takes_the_engine_where_it_and_a_gpu_are(tmp_path, gpus, caplog):
 
 
 def test_auto_takes_the_running_servers_that_are_named(tmp_path):
-    run = run_of(tmp_path, "answers=auto", "answers.urls=[http://node1:30000]")
+    run = compose_precompute(tmp_path, "answers=auto", "answers.urls=[http://node1:30000]")
     run = choose_engine(run)
     assert run.answered_by == "sglang" and run.answers.keys["urls"] == ["http://node1:30000"]
 
@@ -149,4 +151,4 @@ def test_two_out_dirs_do_not_write_one_store_at_a_time(tiny_path, tmp_path):
     store = tmp_path / "store"
     given = (f"out_dir={tmp_path}/second", f"features.path={store}", "features=huggingface", "stages=[features]")
     with hold(store), pytest.raises(InputError, match=rf"{store} is being written by process .*; wait for it"):
-        precompute(run_of(tiny_path, *given))
+        precompute(compose_precompute(tiny_path, *given))

@@ -104,9 +104,9 @@ def call(tmp_path: Path) -> Call:
 
 
 @pytest.fixture
-def fails(call: Call, error_of: Callable[..., str]) -> Fails:
+def fails(call: Call, error_line: Callable[..., str]) -> Fails:
     """Run a task that must end with an error; returns its line."""
-    return lambda script, *overrides: error_of(call, script, *overrides)
+    return lambda script, *overrides: error_line(call, script, *overrides)
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -308,7 +308,7 @@ def one_argument(logits: torch.Tensor) -> torch.Tensor:
     return logits @ torch.ones(9)
 
 
-def line_of(call: Callable[[], Any]) -> str | None:
+def failure_message(call: Callable[[], Any]) -> str | None:
     with pytest.raises((TypeError, RuntimeError, AttributeError)) as raised:
         call()
     return message_for_user(raised.value)
@@ -316,9 +316,9 @@ def line_of(call: Callable[[], Any]) -> str | None:
 
 def test_an_exception_of_the_users_own_code_is_one_line_with_its_place_and_a_fault_of_ours_none():
     two = torch.zeros(2)
-    by_a_library, ours = line_of(lambda: one_argument(two)), line_of(lambda: did_you_mean(None, [None]))  # type: ignore
+    by_a_library, ours = failure_message(lambda: one_argument(two)), failure_message(lambda: did_you_mean(None, [None]))  # type: ignore
     own = PlainDivergence(function=f"{__name__}.one_argument")
-    wrong_signature = line_of(lambda: own.value(two, two, two))
+    wrong_signature = failure_message(lambda: own.value(two, two, two))
     assert by_a_library is not None and wrong_signature is not None and ours is None
     place = f"{__file__} line {one_argument.__code__.co_firstlineno + 1}, in one_argument: RuntimeError: "
     assert by_a_library.startswith(place) and "hydra.verbose=true" in by_a_library
@@ -328,12 +328,13 @@ def test_an_exception_of_the_users_own_code_is_one_line_with_its_place_and_a_fau
 def test_a_library_on_pythonpath_is_no_code_of_the_users_own(tmp_path, monkeypatch):
     (tmp_path / "packed.py").write_text("def fail():\n    raise RuntimeError('of the library')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert (line := line_of(lambda: import_module("packed").fail())) and "packed.py line 2, in fail" in line
+    assert (line := failure_message(lambda: import_module("packed").fail())) and "packed.py line 2, in fail" in line
     for name in ("packed-1.0.dist-info", "other-1.0.dist-info"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name[:-14]}\nVersion: 1.0\n")
     messages._library_folders.cache_clear()
-    assert (line := line_of(lambda: import_module("packed").fail())) and "packed.py" not in line  # this test calls it
+    line = failure_message(lambda: import_module("packed").fail())
+    assert line and "packed.py" not in line  # this test calls it
     messages._library_folders.cache_clear()
 
 

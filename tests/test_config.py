@@ -42,7 +42,7 @@ def test_no_config_group_is_left_out_of_these_tests():
 @pytest.mark.parametrize("root", ROOTS)
 def test_every_option_composes(root):
     """Those with keys of the whole config one by one, the others together."""
-    options = options_of(root)
+    options = installed_options(root)
     alone = [[f"{group}={option}"] for group in GLOBAL for option in options.pop(group, ())]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         for overrides in alone + an_option_of_each(options):
@@ -50,7 +50,7 @@ def test_every_option_composes(root):
             assert all(config[group] for group in options), overrides
 
 
-def options_of(root: str) -> dict[str, list[str]]:
+def installed_options(root: str) -> dict[str, list[str]]:
     return {
         group: [path.stem for path in sorted((CONF / group).glob("*.yaml")) if is_installed(group, path.stem)]
         for group in ROOTS[root]
@@ -79,7 +79,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_part_of_a_training_can_be_built(store, tmp_path):
     """tests/features/test_live.py builds data=live."""
-    options = {group: those for group, those in options_of("train").items() if group not in GLOBAL}
+    options = {group: those for group, those in installed_options("train").items() if group not in GLOBAL}
     built = an_option_of_each(options | {"data": ["packed"], "trainer": ["cpu", "auto"]})
     for overrides in (*built, ["experiment=quickstart"], ["experiment=target_8b"]):
         overrides += [f"data.path={store}", f"run_dir={tmp_path}/run"]
@@ -114,7 +114,7 @@ def test_training_says_which_share_of_the_answers_a_head_can_draft(store, tmp_pa
 def test_our_classes_have_no_defaults_for_the_keys_of_conf():
     """Those that they inherit from Lightning cannot be taken away."""
     for root, *more in (["train"], ["train", "optim=muon"], ["precompute"], ["precompute", "answers=sglang"]):
-        for part in parts_of(OmegaConf.to_container(composed(root, *more), resolve=False)):
+        for part in find_parts(OmegaConf.to_container(composed(root, *more), resolve=False)):
             parameters = inspect.signature(locate(part["_target_"])).parameters  # type: ignore[arg-type]
             given = {key for key in part if key in parameters}
             own = {key for key in given if parameters[key].default is not inspect.Parameter.empty}
@@ -124,12 +124,12 @@ def test_our_classes_have_no_defaults_for_the_keys_of_conf():
 OF_LIGHTNING = {*inspect.signature(ModelCheckpoint).parameters, *inspect.signature(EarlyStopping).parameters}
 
 
-def parts_of(values: Any) -> Iterator[dict[str, Any]]:
+def find_parts(values: Any) -> Iterator[dict[str, Any]]:
     if isinstance(values, dict):
         if "_target_" in values:
             yield values
         for value in values.values():
-            yield from parts_of(value)
+            yield from find_parts(value)
 
 
 def test_defaults_of_load_target_are_those_of_conf():

@@ -131,7 +131,7 @@ def of_config(config: Any) -> TargetFiles:
 # A run
 
 
-def run_of(out_dir: Path, *overrides: str) -> PrecomputeRun:
+def compose_precompute(out_dir: Path, *overrides: str) -> PrecomputeRun:
     settings = (
         f"target.path={ASSETS / 'tiny'}", f"prompts.path={out_dir.parent}/prompts.jsonl", f"out_dir={out_dir}",
         "prompts/privacy=off", "prompts.processes=1", "sampling.max_new_tokens=24", "features.dtype=bfloat16",
@@ -145,12 +145,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("estimate")
     lines = (ASSETS / "prompts" / "train.jsonl").read_text().splitlines(keepends=True)[:40]
     (root / "prompts.jsonl").write_text("".join(lines))
-    precompute(run_of(root / "dir"))
+    precompute(compose_precompute(root / "dir"))
     return root / "dir"
 
 
 def test_with_answers_tokens_are_exact_and_bytes_are_those_of_the_hidden_states(made):
-    found, real = estimate_run(run_of(made)), json.loads((made / "features" / "manifest.json").read_text())
+    found, real = estimate_run(compose_precompute(made)), json.loads((made / "features" / "manifest.json").read_text())
     assert all(found[key] == real[key] for key in ("samples", "tokens", "answer_tokens"))
     stored = sum(path.stat().st_size for path in (made / "features").iterdir() if path.suffix != ".index")
     assert 0.75 * stored < found["bytes"]["bfloat16"] <= stored
@@ -161,7 +161,7 @@ def test_with_answers_tokens_are_exact_and_bytes_are_those_of_the_hidden_states(
 
 def test_the_last_line_is_the_total_with_all_epochs(made, caplog):
     caplog.set_level("INFO", "eagle3.estimate")
-    found = estimate_run(run_of(made, "estimate=a100", "estimate.epochs=3"))["gpu_hours"]
+    found = estimate_run(compose_precompute(made, "estimate=a100", "estimate.epochs=3"))["gpu_hours"]
     assert found["total"] == pytest.approx(found["answers"] + found["features"] + 3 * found["training_epoch"])
     last = caplog.messages[-1]
     assert "total, 3 epochs" in last and "NVIDIA A100 80 GB" in last and duration(3600 * found["total"]) in last
@@ -171,7 +171,7 @@ def test_the_last_line_is_the_total_with_all_epochs(made, caplog):
 def test_answers_that_are_too_long_are_dropped_or_cut_as_the_features_stage_does(made, too_long):
     left_out: Counter[str] = Counter()
     kept = [*read_conversations(made / "answers", max_length=50, too_long=too_long, left_out=left_out)]
-    found = estimate_run(run_of(made, "features.max_length=50", f"features.too_long={too_long}"))
+    found = estimate_run(compose_precompute(made, "features.max_length=50", f"features.too_long={too_long}"))
     assert (found["samples"], found["tokens"]) == (len(kept), sum(len(each.input_ids) for each in kept))
     assert found["answer_tokens"] == sum(int((each.turns > 0).sum()) for each in kept)
     dropped = left_out[f"longer than features.max_length=50: {too_long}"]
@@ -180,7 +180,7 @@ def test_answers_that_are_too_long_are_dropped_or_cut_as_the_features_stage_does
 
 
 def test_an_answers_stage_that_was_stopped_stands_for_the_whole_run(made, tmp_path):
-    whole = estimate_run(run_of(made))
+    whole = estimate_run(compose_precompute(made))
     shutil.copytree(made, tmp_path / "dir", ignore=shutil.ignore_patterns("features"))
     answers = tmp_path / "dir" / "answers"
     (answers / "manifest.json").write_bytes(
@@ -188,7 +188,7 @@ def test_an_answers_stage_that_was_stopped_stands_for_the_whole_run(made, tmp_pa
     )
     lines = (answers / "answers.jsonl").read_bytes().splitlines(keepends=True)
     (answers / "answers.jsonl").write_bytes(b"".join(lines[:20]))
-    found = estimate_run(run_of(tmp_path / "dir"))
+    found = estimate_run(compose_precompute(tmp_path / "dir"))
     assert found["tokens"] == pytest.approx(whole["tokens"], rel=0.3) and found["tokens"] != whole["tokens"]
 
 
@@ -197,7 +197,9 @@ def test_without_answers_and_weights_every_turn_counts_with_the_longest_answer(
     made, without_weights, tmp_path, looked_at
 ):
     shutil.copytree(made / "prompts", tmp_path / "dir" / "prompts")
-    found = estimate_run(run_of(tmp_path / "dir", f"target.path={without_weights}", f"estimate.prompts={looked_at}"))
+    found = estimate_run(
+        compose_precompute(tmp_path / "dir", f"target.path={without_weights}", f"estimate.prompts={looked_at}")
+    )
     assert found["answers"] == "at most 24 tokens each (sampling.max_new_tokens)"
     real = json.loads((made / "features" / "manifest.json").read_text())
     if looked_at == 1000:
@@ -206,7 +208,9 @@ def test_without_answers_and_weights_every_turn_counts_with_the_longest_answer(
         assert found["answer_tokens"] == 24 * turns >= real["answer_tokens"]
     assert found["samples"] == len((made / "prompts" / "prompts.jsonl").read_text().splitlines())
     assert found["tokens"] == pytest.approx(real["tokens"], rel=0.3)
-    short = estimate_run(run_of(tmp_path / "dir", "sampling.max_prompt_tokens=30", f"estimate.prompts={looked_at}"))
+    short = estimate_run(
+        compose_precompute(tmp_path / "dir", "sampling.max_prompt_tokens=30", f"estimate.prompts={looked_at}")
+    )
     assert short["samples"] + sum(short["left_out"].values()) == found["samples"] > short["samples"], short["left_out"]
 
 
@@ -219,12 +223,12 @@ def test_without_answers_and_weights_every_turn_counts_with_the_longest_answer(
 )
 def test_what_is_missing_is_named_with_the_stage_that_makes_it(tmp_path, overrides, error):
     with pytest.raises(InputError, match=error):
-        estimate_run(run_of(tmp_path / "dir", *overrides))
+        estimate_run(compose_precompute(tmp_path / "dir", *overrides))
 
 
 def test_prompts_that_leave_nothing_are_refused(made, tmp_path):
     with pytest.raises(InputError, match="no prompt gives a sample"):
-        estimate_run(run_of(made, "features.max_length=2"))
+        estimate_run(compose_precompute(made, "features.max_length=2"))
     shutil.copytree(made / "prompts", tmp_path / "dir" / "prompts")
     with pytest.raises(InputError, match=r"no prompt gives a sample.*leaves no room for sampling\.max_new_tokens"):
-        estimate_run(run_of(tmp_path / "dir", "sampling.max_new_tokens=4090"))
+        estimate_run(compose_precompute(tmp_path / "dir", "sampling.max_new_tokens=4090"))

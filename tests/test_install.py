@@ -87,13 +87,13 @@ def imports(path: Path) -> set[str]:
 
 
 @cache
-def distributions_of() -> Mapping[str, list[str]]:
+def installed_distributions() -> Mapping[str, list[str]]:
     return packages_distributions()  # reads what every installed package holds: seconds
 
 
 def imported() -> Iterator[tuple[str, str, set[str]]]:
     """Each import of the package and the entry scripts: its file, its name, the distributions that may bring it."""
-    brought_by = distributions_of()
+    brought_by = installed_distributions()
     for path in [*sorted((ROOT / "eagle3").rglob("*.py")), *(ROOT / f"{name}.py" for name in SCRIPTS)]:
         for name in imports(path) - GUARDED:
             file = path.relative_to(ROOT).as_posix()
@@ -108,7 +108,7 @@ def test_every_import_is_declared_in_the_core_or_in_the_extra_of_its_folder():
 
 @pytest.mark.parametrize(("extra", "libraries"), [("prompts", LIBRARIES), ("bench", BENCH)])
 def test_what_a_command_asks_for_is_what_its_extra_brings_and_its_code_imports(extra, libraries):
-    brought_by = distributions_of()
+    brought_by = installed_distributions()
     assert {canonicalize_name(brought_by[name][0]) for name in libraries} == EXTRAS[extra]
     assert set(libraries) <= {name for file, name, _ in imported() if file.startswith(NEEDS_EXTRA[extra])}
 

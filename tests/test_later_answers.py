@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from scripts import call_script
-from stores import ASSETS, open_store, shard_of
+from stores import ASSETS, open_store, shard_path
 
 import eagle3.answers.huggingface
 from eagle3.errors import InputError
@@ -92,7 +92,7 @@ def test_a_copy_under_another_name_is_left_alone_and_a_shard_without_an_index_is
 ):
     run()
     folder = tmp_path / "dir/features"
-    shard, copy = shard_of(folder, 0), folder / "shard-000000 (1).index"
+    shard, copy = shard_path(folder, 0), folder / "shard-000000 (1).index"
     shutil.copy(folder / "shard-000000.index", copy)
     shutil.copy(shard, folder / "shard-000000-copied00.tar")
     before = shards(tmp_path)
@@ -106,7 +106,7 @@ def test_a_copy_under_another_name_is_left_alone_and_a_shard_without_an_index_is
     ("change", "named"),
     [("sampling.temperature=0.1", "sampling.temperature=0.7 then, 0.1 now"), ("prompts", "prompts_sha256=")],
 )
-def test_features_of_other_sampling_or_prompts_are_another_store(run, tmp_path, change, named, error_of):
+def test_features_of_other_sampling_or_prompts_are_another_store(run, tmp_path, change, named, error_line):
     """Also where the answers were made again: that alone makes other answers, of the same store."""
     run()
     for name in ("answers", "prompts"):
@@ -114,7 +114,7 @@ def test_features_of_other_sampling_or_prompts_are_another_store(run, tmp_path, 
     if change == "prompts":
         write_chats(tmp_path, QUESTIONS)
     before = shards(tmp_path)
-    line = error_of(run, *([] if change == "prompts" else [change]))
+    line = error_line(run, *([] if change == "prompts" else [change]))
     assert "made with settings other than this run's" in line and named in line and before == shards(tmp_path)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from chats import SETTINGS, TEMPLATES, assistant, make_tokenizer, user
 from page_commands import blocks
-from prompt_stage import messages_of, write
+from prompt_stage import read_messages, write
 from stores import ASSETS, ROOT
 
 from eagle3.answers.chat import Chat
@@ -48,7 +48,7 @@ def converted(
 
 def imported(chat: Chat, row: Row) -> list[AnswerRow]:
     """Read a row as the prompts stage does, and its answers as the answers stage does."""
-    return answer_rows(chat.for_prompt(row), messages_of(row, keep_answers=True))
+    return answer_rows(chat.for_prompt(row), read_messages(row, keep_answers=True))
 
 
 def regenerated(chat: Chat, name: str, talk: list[Row], reasoning: str) -> list[Row]:
@@ -101,7 +101,7 @@ def test_regenerated_rows_of_speculators_keep_their_ids(family, system, tmp_path
 def test_regenerated_rows_of_speculators_are_refused_with_the_page_that_helps(keep_answers):
     for row in regenerated(build_chat("qwen2_5"), "qwen2_5", TALK, ""):
         with pytest.raises(Refused, match=r"row of token ids, as speculators .*docs/how-to/moving\.md"):
-            messages_of(row, keep_answers=keep_answers)
+            read_messages(row, keep_answers=keep_answers)
 
 
 def test_regenerated_rows_end_where_a_tool_is_called(tmp_path, capsys, monkeypatch):
@@ -138,7 +138,7 @@ def test_the_reasoning_of_rows_of_specforge_is_trained(family, tmp_path, capsys,
 def test_reasoning_next_to_the_content_is_refused_with_the_page_that_helps(key):
     row = {"messages": [user("2+2?"), assistant("Four.") | {key: "Easy."}]}
     with pytest.raises(Refused, match=rf"turn with {key} .*docs/how-to/moving\.md"):
-        messages_of(row, keep_answers=True)
+        read_messages(row, keep_answers=True)
 
 
 @pytest.mark.parametrize(

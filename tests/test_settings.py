@@ -57,10 +57,10 @@ def composed(script: str, *overrides: str) -> DictConfig:
     return config
 
 
-def keys_of(values: Any, place: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+def find_keys(values: Any, place: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     found = [place] if place else []
     for key, value in values.items() if isinstance(values, dict) else ():
-        found += keys_of(value, (*place, key))
+        found += find_keys(value, (*place, key))
     return found
 
 
@@ -76,7 +76,7 @@ def whole_configs() -> list[tuple[str, dict[str, Any]]]:
 def all_keys() -> list[tuple[tuple[str, tuple[str, ...]], dict[str, Any]]]:
     """Each key once, in the first config that has it."""
     whole = reversed(whole_configs())
-    return [*{(script, place): values for script, values in whole for place in reversed(keys_of(values))}.items()]
+    return [*{(script, place): values for script, values in whole for place in reversed(find_keys(values))}.items()]
 
 
 NASTY = [None, True, -1, 10**10, 1e300, math.nan, "", "1", "a\n", [[]]]

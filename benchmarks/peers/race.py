@@ -300,11 +300,11 @@ def maker(run: TrainRun, given: dict[str, Any], total_steps: int) -> Callable[[]
             return Ours(Step(module, run), clip, total_steps=total_steps, capture_layers=layers)
         longest = max(data.settings.pack_tokens, int(data.train_samples.tokens.max()))
         if given["trainer"] == "speculators":
-            from race_speculators import Speculators, prepare_compiler, settings_of
+            from race_speculators import Speculators, build_train_config, prepare_compiler
 
             if not compiled:  # its next model would be compiled again
                 prepare_compiler()
-                settings = settings_of(given["lr"], run, defaults=given.get("defaults", False))
+                settings = build_train_config(given["lr"], run, defaults=given.get("defaults", False))
                 target = Path(given["target"])
                 sizes = {"row_tokens": longest, "total_steps": total_steps}
                 compiled.append(Speculators(module.head, target, layers, settings, **sizes))

@@ -5,9 +5,9 @@ package, as `speculators train` puts them together; a setting that is not named 
 the samples, the packs, their order and the draft vocabulary.
 
 Its defaults are K = 3 unrolled steps, norms before the residual, before fc and on the output, a window of 2,048 tokens
-and rows of 8,192 tokens; `settings_of` makes the plain EAGLE-3 head from them, with attention to the whole text. K and
-the length of rows are those of the run. As in its own code the head's lm_head stays what it begins as, the target's
-rows of the draft vocabulary.
+and rows of 8,192 tokens; `build_train_config` makes the plain EAGLE-3 head from them, with attention to the whole text.
+K and the length of rows are those of the run. As in its own code the head's lm_head stays what it begins as, the
+target's rows of the draft vocabulary.
 
 The store has final-normed states, so the verifier's final norm, which comes before its lm_head, is left out. Its loss
 wants the teacher of each answer token; the store has none for the last token of an answer, which is left out.
@@ -151,7 +151,7 @@ class Speculators:
         save_head(folder, self.exported(), self.capture_layers, "bfloat16")
 
 
-def settings_of(lr: float, run: TrainRun, *, defaults: bool) -> TrainConfig:
+def build_train_config(lr: float, run: TrainRun, *, defaults: bool) -> TrainConfig:
     """Return its settings for this run: its defaults, or what makes them the plain head (top of the file)."""
     loss, attention = ("fused", "simple_flex_attention") if on_gpu() else ("eager", "sdpa")
     norms = dict.fromkeys(("norm_before_residual", "norm_before_fc", "norm_output"), False)
@@ -180,7 +180,7 @@ def of_random_target(head: DraftHead, capture_layers: list[int], run: TrainRun, 
         names = ("model.embed_tokens.weight", "lm_head.weight")
         tensors = {name: rows.clone() for name in names} | {"model.norm.weight": torch.ones(shape.hidden_size)}
         save_file(tensors, f"{folder}/model.safetensors")
-        settings = settings_of(1e-3, run, defaults=False)
+        settings = build_train_config(1e-3, run, defaults=False)
         contestant = Speculators(head, Path(folder), capture_layers, settings, row_tokens=None, total_steps=total_steps)
     return contestant
 

@@ -37,7 +37,7 @@ LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FENCED = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
 
-def place_of(path: Path) -> str:
+def site_path(path: Path) -> str:
     """Return where a file of the repository lies in the site."""
     name = path.relative_to(ROOT).as_posix()
     if path.is_relative_to(DOCS):
@@ -62,7 +62,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         path = waiting.pop()
         seen.add(path)
         if not path.is_relative_to(DOCS):
-            files.append(_file(path, place_of(path), config))
+            files.append(_file(path, site_path(path), config))
         if path.suffix == ".md":
             waiting |= {each for each in linked(path) if each.is_file() and each not in seen}
     files.append(File.generated(config, KEYS, content=keys.page()))
@@ -112,7 +112,7 @@ def _turned(text: str, source: Path, uri: str) -> str:
             return found[0]
         path = Path(os.path.normpath(source.parent / target))
         folder = KEYS if path.is_relative_to(ROOT / "conf") else PAGES["README.md"]
-        place = folder if path.is_dir() else place_of(path)
+        place = folder if path.is_dir() else site_path(path)
         return f"]({os.path.relpath(place, Path(uri).parent)}{heading})"
 
     return LINK.sub(turn, text)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from eagle3.settings.help import comments_of
+from eagle3.settings.help import read_key_comments
 
 CONF = Path(__file__).parents[2] / "conf"
 COMMANDS = ("precompute", "train", "serve")
@@ -90,8 +90,8 @@ def read(path: Path) -> Option:
     package = _package(text, group)
     root = yaml.compose(text)
     nodes = root.value if isinstance(root, yaml.MappingNode) else []
-    said = {key: comment for other in _neighbours(path) for key, comment in _comments_of(other)}
-    said |= dict(comments_of(package, text))
+    said = {key: comment for other in _neighbours(path) for key, comment in _read_file_comments(other)}
+    said |= dict(read_key_comments(package, text))
     classes = [value.value for key, value in nodes if key.value == "_target_"]
     about = " ".join(_head(text))
     settings = list(_settings(nodes, package, said, text))
@@ -99,9 +99,9 @@ def read(path: Path) -> Option:
     return Option(f"{group}={option}" if is_option else name, about, "".join(classes), settings)
 
 
-def _comments_of(path: Path) -> Iterator[tuple[Key, str]]:
+def _read_file_comments(path: Path) -> Iterator[tuple[Key, str]]:
     text, group = path.read_text(), path.parent.relative_to(CONF).as_posix()
-    return comments_of(_package(text, group), text)
+    return read_key_comments(_package(text, group), text)
 
 
 def _neighbours(path: Path) -> list[Path]:

@@ -203,7 +203,7 @@ UNKNOWN_OPTION = re.compile(
 )
 
 
-def message_of(error: BaseException) -> str:
+def override_message(error: BaseException) -> str:
     """Return Hydra's message about an override, without its search path."""
     return f"{error} {error.__cause__ or ''}".partition("Config search path")[0]
 

@@ -31,14 +31,14 @@ def called(chat: Chat, before: Messages, answer_ids: list[int], stored: list[dic
     start = text.find(opening, begin)
     content = text[begin if chat.settings["reasoning_parser"] is not None else 0 : max(start, begin)].strip()
     text = text[max(start, begin) :]
-    wanted = [_call_of(each) for each in stored]
+    wanted = [_name_and_arguments(each) for each in stored]
     names = {*chat.tool_names, *(name for name, _ in wanted)}
     if _same(calls_in(written, names), wanted):
         own = calls_in(text, names)
         if not _same(own, wanted):
             return None
     else:
-        own = [(name, _in_order_of(text, arguments)) for name, arguments in wanted]
+        own = [(name, _sort_arguments(text, arguments)) for name, arguments in wanted]
         ordered = _written(chat, before, _with_calls(stored, own))
         if text.split() != ordered[ordered.find(opening) :].split():
             return None
@@ -84,7 +84,7 @@ def _written(chat: Chat, before: Messages, stored: list[dict[str, Any]]) -> str:
     """Return what the template writes for an answer with these calls, without the end of turn."""
     text = require_calls_rendered(chat, before, stored)
     text = text[len(common_start(text, chat.render(before, add_generation_prompt=True))) :]
-    ends = [text.find(chat.name_of(each)) for each in chat.stop_ids]
+    ends = [text.find(chat.token_text(each)) for each in chat.stop_ids]
     return text[: min((end for end in ends if end >= 0), default=None)]
 
 
@@ -99,7 +99,7 @@ def _end_of_reasoning(chat: Chat, text: str) -> int:
     return text.rfind(end) + len(end) if end and end in text else 0
 
 
-def _call_of(call: dict[str, Any]) -> Call:
+def _name_and_arguments(call: dict[str, Any]) -> Call:
     return call["function"]["name"], call["function"]["arguments"]
 
 
@@ -111,7 +111,7 @@ def _with_calls(stored: list[dict[str, Any]], own: list[Call]) -> list[dict[str,
     ]
 
 
-def _in_order_of(text: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def _sort_arguments(text: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {key: arguments[key] for key in sorted(arguments, key=text.find)}
 
 

@@ -80,7 +80,7 @@ class Chat:
         self._warn_of_missing_generation_prompt()
         if added := self._added_stop_ids(settings.stop_tokens):
             self.stop_ids |= added
-            self.settings["stop_tokens"] = sorted(map(self.name_of, added))
+            self.settings["stop_tokens"] = sorted(map(self.token_text, added))
 
     def for_prompt(self, prompt: Mapping[str, Any]) -> "Chat":
         """Return the same format with the tools of a prompt and its own variables of the template."""
@@ -280,27 +280,27 @@ class Chat:
         for token_id in sorted(self.stop_ids - special):
             if token_id < len(self.tokenizer):
                 _log_once(
-                    f"the target's eos_token_id={token_id} is {self.name_of(token_id)!r}, which is ordinary text: "
+                    f"the target's eos_token_id={token_id} is {self.token_text(token_id)!r}, which is ordinary text: "
                     f"answers end there, here and in servers; correct it in config.json and generation_config.json"
                 )
 
-    def name_of(self, token_id: int) -> str:
+    def token_text(self, token_id: int) -> str:
         return self.decode([token_id])
 
     def _added_stop_ids(self, stop_tokens: str | list[str]) -> frozenset[int]:
         """Return the tokens that end an answer in addition to the target's own: those given, or ("auto") the token
         with which the template ends a turn. Without it, answers would run on into turns of the user."""
-        own = ", ".join(map(self.name_of, sorted(self.stop_ids))) or "none"
+        own = ", ".join(map(self.token_text, sorted(self.stop_ids))) or "none"
         texts = self._after_an_answer()
         # The first text that is not empty ends the turn.
         closing = next((ids for ids in texts if self.decode(ids).strip()), [])
         end = self._end_in(closing)
         if isinstance(stop_tokens, list):
-            given = self._ids_of(stop_tokens)
+            given = self._find_token_ids(stop_tokens)
             if end is not None and end not in given | self.stop_ids:
                 _log_once(
-                    f"chat.stop_tokens={stop_tokens} leaves out {self.name_of(end)}, with which the chat template ends "
-                    f"a turn: answers may run on after it"
+                    f"chat.stop_tokens={stop_tokens} leaves out {self.token_text(end)}, with which the chat template "
+                    f"ends a turn: answers may run on after it"
                 )
             return given - self.stop_ids
         if not texts:
@@ -314,9 +314,9 @@ class Chat:
             )
         if end not in self.stop_ids:
             _log_once(
-                f"the chat template ends a turn with {self.name_of(end)}, which is not among the target's stop tokens "
-                f"({own}): it ends answers here (chat.stop_tokens=auto); servers need it too, as eos_token_id in "
-                f"generation_config.json",
+                f"the chat template ends a turn with {self.token_text(end)}, which is not among the target's stop "
+                f"tokens ({own}): it ends answers here (chat.stop_tokens=auto); servers need it too, as eos_token_id "
+                f"in generation_config.json",
                 logging.INFO,
             )
         return frozenset({end}) - self.stop_ids
@@ -344,10 +344,10 @@ class Chat:
 
     def _end_in(self, ids: list[int]) -> int | None:
         """Return the first stop token of the target among the ids; if they have none, the first special token."""
-        marks = [each for each in ids if each in self._added_ids and self.name_of(each).strip()]
+        marks = [each for each in ids if each in self._added_ids and self.token_text(each).strip()]
         return next((each for each in ids if each in self.stop_ids), next(iter(marks), None))
 
-    def _ids_of(self, tokens: list[str]) -> frozenset[int]:
+    def _find_token_ids(self, tokens: list[str]) -> frozenset[int]:
         vocabulary = self.tokenizer.get_vocab()
         if unknown := [token for token in tokens if token not in vocabulary]:
             raise InputError(

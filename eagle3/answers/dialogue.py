@@ -17,7 +17,7 @@ NO_CALL = "the answer before calls no tool where the stored conversation does"
 NO_CONTENT = "the answer before has no content that a server would put into the next prompt (see chat.reasoning_parser)"
 
 
-def seed_of(base: int, id: str, turn: int) -> int:
+def turn_seed(base: int, id: str, turn: int) -> int:
     digest = hashlib.sha256(f"{base}\0{id}\0{turn}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -60,7 +60,7 @@ class Dialogue:
     @property
     def seed(self) -> int:
         """The seed of this turn's answer: the same in whatever order and company the turns are answered."""
-        return seed_of(self._seed, self.prompt["id"], self.turn)
+        return turn_seed(self._seed, self.prompt["id"], self.turn)
 
     def answer(self, answer: Answer) -> None:
         """Add the answer of this turn; `prompt_ids` is then the next turn's, if there is one."""

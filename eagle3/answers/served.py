@@ -89,7 +89,7 @@ class ServedAnswerer(Answerer):
             target=self.target,
             draft=draft,
             folder=self.folder,
-            flags_of=lambda number: FLAGS,
+            make_flags=lambda number: FLAGS,
         )
         return stack.enter_context(serving(servers))
 

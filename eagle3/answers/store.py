@@ -105,7 +105,7 @@ def require_whole(folder: Path, manifest: AnswersManifest) -> None:
     """Raise InputError unless the files of a complete stage are those that its manifest was written for."""
     for name, expected in (manifest.files or {}).items():
         path = folder / name
-        actual = seal_of(path) if path.is_file() else None
+        actual = file_seal(path) if path.is_file() else None
         if actual != expected:
             held = "is missing" if actual is None else f"holds {actual.bytes} bytes with sha256 {actual.sha256[:12]}…"
             raise InputError(
@@ -114,7 +114,7 @@ def require_whole(folder: Path, manifest: AnswersManifest) -> None:
             )
 
 
-def seal_of(path: Path) -> FileSeal:
+def file_seal(path: Path) -> FileSeal:
     return FileSeal(bytes=path.stat().st_size, sha256=sha256_file(path))
 
 
@@ -231,7 +231,7 @@ class AnswerStore:
                 sum(counts.errors.values()), _listed(counts.errors), self.errors,
             )  # fmt: skip
         self.errors.touch()
-        files = {path.name: seal_of(path) for path in (self.answers, self.errors)}
+        files = {path.name: file_seal(path) for path in (self.answers, self.errors)}
         self.manifest = replace(self.manifest, complete=True, counts=counts, files=files)
         self._write_manifest()
         return counts

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from eagle3.answers.store import ANSWERS, read_answers
 from eagle3.commands.devices import listed_devices, trains_on_gpu
-from eagle3.commands.precompute import check_engine, check_layers, read_target, with_engine_of
+from eagle3.commands.precompute import check_engine, check_layers, choose_features_engine, read_target
 from eagle3.errors import InputError
 from eagle3.features.source import as_setting
 from eagle3.head_files.record import Origin
@@ -46,7 +46,7 @@ def with_choices(run: TrainRun) -> TrainRun:
     folders, live = answers_folders(run), of(run)
     if live.target.path is None:
         run = replace(run, target=recorded_settings(live.target, read_answers(folders[0]).target))
-    run = replace(run, features=with_engine_of(live, tell=log.info))
+    run = replace(run, features=choose_features_engine(live, tell=log.info))
     if (engine := of(run).features.engine) is None:
         return run
     check_engine(of(run), servers=engine.servers, captures=True)

@@ -341,14 +341,14 @@ def choose_engine(run: PrecomputeRun) -> PrecomputeRun:
             run = replace(run, answers=run.answers.with_keys(name="sglang"))
         else:
             run = checked_run(plain(run) | {"answers": huggingface_option(run.answers)}, "precompute")
-    return replace(run, features=with_engine_of(run, tell=_teller(run, "features")))
+    return replace(run, features=choose_features_engine(run, tell=_teller(run, "features")))
 
 
 def _teller(run: PrecomputeRun, stage: str) -> Callable[..., None]:
     return log.info if stage in run.stages else log.debug
 
 
-def with_engine_of(run: CaptureRun, *, tell: Callable[..., None]) -> StoreSettings:
+def choose_features_engine(run: CaptureRun, *, tell: Callable[..., None]) -> StoreSettings:
     """Return features=auto as what this machine has, all else as it is."""
     engine = run.features.engine
     if engine is None or engine.required or sglang_can(run.launch, "features", tell=tell):

@@ -37,7 +37,7 @@ from eagle3.serving.check.prompts import (
     with_history,
 )
 from eagle3.serving.compare.heads import head_folders, require_comparable
-from eagle3.serving.compare.run import compare, facts_of
+from eagle3.serving.compare.run import compare, head_facts
 from eagle3.serving.compare.sweep import compare_sweep
 from eagle3.serving.head import export
 from eagle3.serving.publish.folder import WRITTEN, publish, require_exported
@@ -203,7 +203,7 @@ def bench_servers(run: BenchRun) -> None:
         target,
         draft(run),
         BenchPlan(run.bench, first, run.prompts.turns, sampling | dict(run.bench.sampling or {})),
-        origin=result_facts() | ({"heads": {Path(run.head).name: facts_of(Path(run.head))}} if run.head else {}),
+        origin=result_facts() | ({"heads": {Path(run.head).name: head_facts(Path(run.head))}} if run.head else {}),
         folder=output_dir(),
         dry_run=run.dry_run,
     )

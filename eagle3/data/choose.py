@@ -15,7 +15,7 @@ from eagle3.features.loss_mask import AllTurns
 from eagle3.features.sample import Sample
 from eagle3.features.samples import Samples
 from eagle3.features.source import FeatureSource, MadeOnDemand, as_setting
-from eagle3.features.turns import anchors_of, teacher_positions
+from eagle3.features.turns import find_anchors, teacher_positions
 from eagle3.progress import Bar
 from eagle3.settings.training import PackSettings
 
@@ -91,7 +91,7 @@ def _count_anchors(sample: Sample, loss_mask: AllTurns) -> int:
             f"loss_mask={type(loss_mask).__name__} marks tokens of sample {sample.id} that have no teacher; return "
             f"sample.turns with some tokens set to 0, or make features with features.teachers=all"
         )
-    return len(anchors_of(sample.turns))
+    return len(find_anchors(sample.turns))
 
 
 def _check_lengths(samples: Samples, pack_tokens: int) -> None:

@@ -67,8 +67,8 @@ class FeatureData(lightning.LightningDataModule):
             chosen = choose_samples(self.source, self.rules, self.loss_mask, self.settings)
             self.train_samples, self.val_samples, self.val_fraction = chosen
             weights = self.settings.weights
-            of_epoch = Mixture(weights, chosen.train, self.source).epoch if weights else lambda seed: chosen.train
-            self.epochs = Epochs(of_epoch, pack_tokens=self.settings.pack_tokens, seed=self.seed)
+            epoch_samples = Mixture(weights, chosen.train, self.source).epoch if weights else lambda seed: chosen.train
+            self.epochs = Epochs(epoch_samples, pack_tokens=self.settings.pack_tokens, seed=self.seed)
         if self.trainer is not None:
             if self.settings.verify:
                 self._verify(self.trainer.global_rank, self.trainer.world_size)

@@ -37,10 +37,10 @@ class Trained:
 
 
 class Epochs:
-    """`samples_of` returns the samples of the epoch with this seed."""
+    """`epoch_samples` returns the samples of the epoch with this seed."""
 
-    def __init__(self, samples_of: Callable[[int], Samples], *, pack_tokens: int, seed: int) -> None:
-        self.samples_of, self.pack_tokens, self.seed = samples_of, pack_tokens, seed
+    def __init__(self, epoch_samples: Callable[[int], Samples], *, pack_tokens: int, seed: int) -> None:
+        self.epoch_samples, self.pack_tokens, self.seed = epoch_samples, pack_tokens, seed
         self.resumed = Trained()
         self._part: EpochPart | None = None
 
@@ -48,7 +48,7 @@ class Epochs:
         """Plan this rank's part of the epoch, without samples that the run trained under other plans."""
         if self._part is None or self._part.epoch != epoch:
             seed, trained = hash64(self.seed, epoch), self.trained_before(epoch)
-            samples = self.samples_of(seed)
+            samples = self.epoch_samples(seed)
             for plan in trained.before:
                 samples = not_taken(samples, self._plans(samples, plan["spread"], seed), plan["consumed"])
             packs = self._plans(samples, spread, seed)[rank]
@@ -58,7 +58,7 @@ class Epochs:
     def packs_in_first(self, spread: Spread) -> int:
         """Count a rank's packs in the first epoch, planned as a whole; others may have a few more or less."""
         seed = hash64(self.seed, 0)
-        return len(self._plans(self.samples_of(seed), spread, seed)[0])
+        return len(self._plans(self.epoch_samples(seed), spread, seed)[0])
 
     def trained_before(self, epoch: int) -> Trained:
         """Return what runs before this one trained of the epoch."""

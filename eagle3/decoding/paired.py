@@ -92,7 +92,7 @@ def _estimate(value: float, left_out: Float[np.ndarray, " N"] | None) -> Estimat
     return Estimate(value, error, value - Z * error, value + Z * error)
 
 
-def mean_of(values: Sequence[float]) -> Estimate:
+def estimate_mean(values: Sequence[float]) -> Estimate:
     """Return the mean of independent measurements with Student's t interval, which a single value has not.
 
     Needs the extra `bench`."""

@@ -15,7 +15,7 @@ import torch
 from eagle3.answers.generate import cut
 from eagle3.decoding.drafter import Tree, draft_tree
 from eagle3.decoding.verifier import Sampling, verifier
-from eagle3.draft_shape import shape_of
+from eagle3.draft_shape import checked_draft_shape
 from eagle3.errors import InputError
 from eagle3.head.head import Head
 from eagle3.head.registry import kind_named
@@ -136,7 +136,7 @@ class Speculator:
         At temperature 0 the tokens are the target's greedy ones, otherwise its samples for this seed, from the `top_k`
         most probable tokens (0: all) and of those the fewest that hold `top_p`. They do not depend on the drafts (up to
         rounding, which depends on how many tokens a forward reads)."""
-        num_drafts = shape_of(steps, topk, draft_tokens).draft_tokens - 1
+        num_drafts = checked_draft_shape(steps, topk, draft_tokens).draft_tokens - 1
         require_topk(topk, self.head.config.draft_vocab_size)
         kind = kind_named(self.head.kind)
         kind.require_steps(self.head.config, steps)

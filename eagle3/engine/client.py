@@ -98,7 +98,7 @@ async def answered(
         raise ServerFailed(f"{type(error).__name__}: {error}"[:200]) from None
 
 
-async def lines_of(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def stream_lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Yield the lines of a stream; ServerFailed as soon as one is longer than LONGEST_LINE."""
     try:
         async for line in response.content:
@@ -116,7 +116,7 @@ async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any] | N
     except (ValueError, RecursionError):
         raise ServerFailed("the response is not JSON, or nested too deeply") from None
     if isinstance(answer, dict) and [*answer] == ["error"]:  # LM Studio's, with status 200
-        raise ServerFailed(f"HTTP 200 with an error: {message_of(content)}")
+        raise ServerFailed(f"HTTP 200 with an error: {read_error_message(content)}")
     return answer
 
 
@@ -148,7 +148,7 @@ def responds(url: str, body: dict[str, Any] | None = None, *, timeout_s: float =
     return True
 
 
-def message_of(content: bytes) -> str:
+def read_error_message(content: bytes) -> str:
     """Read an error body, such as {"error": {"message"}} of most servers, {"error"} of TGI, {"detail"} of FastAPI."""
     try:
         body = json.loads(content)
@@ -170,10 +170,10 @@ def without_tokens(message: Any) -> str:
 def _failure(url: str, response: aiohttp.ClientResponse, content: bytes) -> Exception:
     if "Location" in response.headers:
         return InputError(
-            f"{url} redirects to {_host_of(response.headers['Location'])} (HTTP {response.status}), which would get "
-            f"the prompts and give the answers: redirects are not followed; give the address of the server itself"
+            f"{url} redirects to {_redirect_host(response.headers['Location'])} (HTTP {response.status}), which would "
+            f"get the prompts and give the answers: redirects are not followed; give the address of the server itself"
         )
-    message = f"HTTP {response.status} {printable(response.reason or '')}: {message_of(content)}"
+    message = f"HTTP {response.status} {printable(response.reason or '')}: {read_error_message(content)}"
     if response.status in (401, 403):
         return InputError(f"{url} asks for a key ({message}); set {KEY} in the environment")
     if response.status in (429, 503):  # the latter from SGLang's full queue and nginx's limits
@@ -182,7 +182,7 @@ def _failure(url: str, response: aiohttp.ClientResponse, content: bytes) -> Exce
     return (RequestRefused if response.status in (400, 413, 422) else ServerFailed)(message)
 
 
-def _host_of(location: str) -> str:
+def _redirect_host(location: str) -> str:
     """Return the host alone: the rest may hold a key."""
     try:
         return printable(urlsplit(location).hostname or "another path")

@@ -48,7 +48,7 @@ def launch_command(
     `flags` are what the caller needs besides; launch.extra_flags override all others."""
     flags = _server_flags(settings, target) | (draft_flags(draft) if draft else {}) | dict(flags or {})
     flags |= _extra_flags(settings, speculative=draft is not None)
-    return [settings.interpreter, "-m", "sglang.launch_server", *words_of(flags)]
+    return [settings.interpreter, "-m", "sglang.launch_server", *command_words(flags)]
 
 
 def shell_line(settings: LaunchSettings, command: list[str]) -> str:
@@ -126,7 +126,7 @@ def require_windowed_attention(settings: LaunchSettings, draft: Draft) -> None:
         )
 
 
-def words_of(flags: Mapping[str, Any]) -> list[str]:
+def command_words(flags: Mapping[str, Any]) -> list[str]:
     return [word for name, value in flags.items() for word in _words(name, value)]
 
 

@@ -26,11 +26,11 @@ def build_servers(
     target: TargetFiles,
     draft: Draft | None,
     folder: Path,
-    flags_of: Callable[[int], Mapping[str, Any]] = lambda number: {},
+    make_flags: Callable[[int], Mapping[str, Any]] = lambda number: {},
 ) -> list[Server]:
     """Return servers that have not started yet, on consecutive ports from `launch.port`.
 
-    `count` None means one server for every `launch.tp_size` GPUs. `flags_of` gives the flags that
+    `count` None means one server for every `launch.tp_size` GPUs. `make_flags` gives the flags that
     the stage itself needs, by the number of the server, once all ports are known to be free; launch.extra_flags
     override them. InputError where SGLang, GPUs or ports are missing."""
     if settings.check:
@@ -43,7 +43,7 @@ def build_servers(
     servers = []
     for number in range(count):
         own = replace(settings, port=settings.port + number)
-        flags = {**flags_of(number), "base-gpu-id": number * settings.tp_size or None}
+        flags = {**make_flags(number), "base-gpu-id": number * settings.tp_size or None}
         command = launch_command(own, target, draft, flags)
         servers.append(Server(own, command, log=folder / f"server-{number}.log", name=f"server {number}"))
     return servers

@@ -8,7 +8,14 @@ from typing import Any
 
 import aiohttp
 
-from eagle3.engine.client import RequestRefused, ServerFailed, answered, lines_of, message_of, without_tokens
+from eagle3.engine.client import (
+    RequestRefused,
+    ServerFailed,
+    answered,
+    read_error_message,
+    stream_lines,
+    without_tokens,
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ async def generate(
     events_s, last_event = [], b"{}"
     try:
         async with answered(session, f"{url}/generate", body) as response:
-            async for line in lines_of(response):
+            async for line in stream_lines(response):
                 event = line.strip().removeprefix(b"data:").strip()
                 if not event or event == b"[DONE]":
                     continue
@@ -71,7 +78,7 @@ def _answer(event: dict[str, Any], events_s: list[float]) -> ServedAnswer:
     meta = event.get("meta_info") or {}
     finish = meta.get("finish_reason") or {}
     if "error" in event:
-        return ServedAnswer(error=message_of(json.dumps(event).encode()))
+        return ServedAnswer(error=read_error_message(json.dumps(event).encode()))
     if finish.get("type") == "abort":
         return ServedAnswer(error=f"aborted: {without_tokens(finish.get('message'))}")
     if not finish:

@@ -74,7 +74,7 @@ def check_against_engine(
     options = {"return_logprob": True, "logprob_start_len": 0}
     asked = [ask(each.input_ids, [(0, len(each.input_ids))], options) for each in sentinels]
     found = [each.result() for each in asked]
-    transform = _transform_of(found, sentinels, target)
+    transform = _find_logit_transform(found, sentinels, target)
     differences = [
         _difference(captured, sentinel, layers, target.path)
         for (captured, _), sentinel in zip(found, sentinels, strict=True)
@@ -86,7 +86,7 @@ def check_against_engine(
     return transform
 
 
-def _transform_of(
+def _find_logit_transform(
     found: list[tuple[Captured, dict[str, Any]]], sentinels: Sequence[Sentinel], target: StoredTarget
 ) -> LogitTransform:
     head = target.lm_head.float()

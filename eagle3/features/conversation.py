@@ -19,7 +19,7 @@ from torch import Tensor
 
 from eagle3.answers.store import read_rows
 from eagle3.features.sample import positions_with_teacher
-from eagle3.features.turns import anchors_of
+from eagle3.features.turns import find_anchors
 
 REST = 1024  # bytes of a sample's headers and ids
 
@@ -58,7 +58,7 @@ def read_conversations(
             if too_long == "drop":
                 continue
             input_ids, turns = input_ids[:max_length], turns[:max_length]
-        if len(anchors_of(turns)) == 0:
+        if len(find_anchors(turns)) == 0:
             left_out["no answer of two tokens or more"] += 1
             continue
         whole = not too_many and "length" not in row.finish_reasons
@@ -106,14 +106,14 @@ def work_units(
 
 
 def filled(
-    conversations: Iterator[Conversation], size_of: Callable[[Conversation], int], least: float
+    conversations: Iterator[Conversation], sizer: Callable[[Conversation], int], least: float
 ) -> Iterator[list[Conversation]]:
     """Yield consecutive conversations as soon as their sizes add up to `least`; the last ones may be smaller."""
     held: list[Conversation] = []
     size = 0
     for conversation in conversations:
         held.append(conversation)
-        size += size_of(conversation)
+        size += sizer(conversation)
         if size >= least:
             yield held
             held, size = [], 0

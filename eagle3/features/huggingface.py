@@ -23,7 +23,7 @@ from eagle3.target.model import Target
 BATCHES_IN_WINDOW = 16  # samples sorted by length together, so that little of a batch is padding
 
 
-def length_of(conversation: Conversation) -> int:
+def conversation_length(conversation: Conversation) -> int:
     return len(conversation.input_ids)
 
 
@@ -47,7 +47,7 @@ class HuggingFaceExtractor(Extractor):
         return read_logit_transform(self.target)
 
     def __call__(self, conversations: Iterator[Conversation]) -> Iterator[Sample]:
-        for window in filled(conversations, length_of, self.batch_tokens * BATCHES_IN_WINDOW):
+        for window in filled(conversations, conversation_length, self.batch_tokens * BATCHES_IN_WINDOW):
             samples = dict(self._extracted(window))
             yield from (samples[number] for number in range(len(window)))
 
@@ -62,7 +62,7 @@ class HuggingFaceExtractor(Extractor):
         window, tokens = list[tuple[Conversation, Future[Sample | str]]](), 0
         while self.asked and tokens < self.batch_tokens * BATCHES_IN_WINDOW:
             window.append(self.asked.popleft())
-            tokens += length_of(window[-1][0])
+            tokens += conversation_length(window[-1][0])
         window = [each for each in window if each[1].set_running_or_notify_cancel()]
         try:
             for number, sample in self._extracted([conversation for conversation, _ in window]):
@@ -75,7 +75,7 @@ class HuggingFaceExtractor(Extractor):
         """Yield samples with the numbers of their conversations, batch by batch."""
 
         def length(number: int) -> int:
-            return length_of(conversations[number])
+            return conversation_length(conversations[number])
 
         by_length = sorted(range(len(conversations)), key=length)
         longest_first = batches_by_tokens(reversed(by_length), length, most_tokens=self.batch_tokens)

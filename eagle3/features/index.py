@@ -115,7 +115,7 @@ def index_name(shard: str) -> str:
     return f"{shard.rpartition('-')[0]}.index"
 
 
-def index_of(facts: ShardFacts, entries: Sequence[SampleEntry], answer_counts: Mapping[int, int]) -> ShardIndex:
+def build_index(facts: ShardFacts, entries: Sequence[SampleEntry], answer_counts: Mapping[int, int]) -> ShardIndex:
     values: dict[str, Any] = {name: [getattr(entry, name) for entry in entries] for name in (*NUMBERS, "whole")}
     values["ids"], values["id_end"] = _end_to_end([entry.id for entry in entries])
     sources = sorted({entry.source for entry in entries})

@@ -28,7 +28,7 @@ from eagle3.features.concat import require_joinable
 from eagle3.features.conversation import Conversation, read_conversations
 from eagle3.features.sample import Sample, positions_with_teacher
 from eagle3.features.samples import SampleRef, Samples
-from eagle3.features.shards import entry_of, hash_of
+from eagle3.features.shards import build_sample_entry, hash_made_from
 from eagle3.features.source import MadeOnDemand, NoFeatures, TargetWeights
 from eagle3.features.store import target_tensors
 from eagle3.features.task import Extractor
@@ -69,7 +69,9 @@ class LiveFeatures(MadeOnDemand):
         self.made_from = made[0]
         of_folders = [self._read_answers(path) for path in paths]
         self.location: str | list[str] = [*map(str, paths)] if len(paths) > 1 else str(paths[0])
-        hashes = [sha256_json([hash_of(each), digest]) for each, (_, digest) in zip(made, of_folders, strict=True)]
+        hashes = [
+            sha256_json([hash_made_from(each), digest]) for each, (_, digest) in zip(made, of_folders, strict=True)
+        ]
         require_joinable([*zip(map(str, paths), made, hashes, strict=True)], "answers")
         self.fingerprint = sha256_json(hashes) if len(hashes) > 1 else hashes[0]
         self.samples = Samples.of([ref for refs, _ in of_folders for ref in refs])
@@ -89,7 +91,7 @@ class LiveFeatures(MadeOnDemand):
             self.conversations[str(path), item.id] = replace(
                 item, input_ids=item.input_ids.int(), turns=item.turns.int()
             )
-            entry = entry_of(item, offset=0, size=0, sha256="", source=item.source, whole=item.whole)
+            entry = build_sample_entry(item, offset=0, size=0, sha256="", source=item.source, whole=item.whole)
             refs.append(SampleRef(str(path), ANSWERS, entry))
             digest.update(bytes.fromhex(item.sha256))
             counts.update(item.input_ids[item.turns > 0].tolist())
@@ -139,7 +141,7 @@ class LiveFeatures(MadeOnDemand):
 
     def read(self, ref: SampleRef) -> Sample:
         """Wait for a sample that has been asked for; others are asked for now."""
-        name = name_of(ref)
+        name = sample_name(ref)
         if kept := self.kept.get(name):
             return kept
         with self.lock:
@@ -165,7 +167,7 @@ class LiveFeatures(MadeOnDemand):
         return sample
 
     def without_features(self, ref: SampleRef) -> Sample:
-        item = self.conversations[name_of(ref)]
+        item = self.conversations[sample_name(ref)]
         has_teacher = positions_with_teacher(item.turns, self.settings.teachers)
         taught = int(has_teacher.sum())
         return Sample(
@@ -181,7 +183,7 @@ class LiveFeatures(MadeOnDemand):
     def _ask_ahead(self, window: Window) -> None:
         """Ask for the next samples of a window until it holds `ahead_gb`."""
         while window.held < self.most and (ref := next(window.upcoming, None)):
-            if self.early[name := name_of(ref)]:
+            if self.early[name := sample_name(ref)]:
                 self.early[name] -= 1
             elif name not in self.kept:
                 window.held += self._size(ref)
@@ -195,8 +197,8 @@ class LiveFeatures(MadeOnDemand):
     def _ask(self, ref: SampleRef) -> Future[Sample | str]:
         if self.closed:
             raise RuntimeError("the source is closed")
-        return self.extractor.ask(self.conversations[name_of(ref)])
+        return self.extractor.ask(self.conversations[sample_name(ref)])
 
 
-def name_of(ref: SampleRef) -> Name:
+def sample_name(ref: SampleRef) -> Name:
     return ref.store, ref.entry.id

@@ -13,7 +13,7 @@ from eagle3.features.manifest import MadeFrom
 from eagle3.features.sample import Sample
 from eagle3.features.samples import Samples
 from eagle3.features.split import prompt_and_turn
-from eagle3.features.turns import answers_of
+from eagle3.features.turns import find_answer_spans
 
 
 class AllTurns:
@@ -61,7 +61,7 @@ class WithoutReasoning(AllTurns):
 
     def __call__(self, sample: Sample) -> Int[Tensor, " T"]:
         tokens, turns = sample.input_ids.tolist(), sample.turns.clone()
-        for first, end in answers_of(turns):
+        for first, end in find_answer_spans(turns):
             # Opened at the end of the generation prompt; a start marker before that is one that a user typed.
             position = find(tokens, self.start, max(0, first - len(self.start) - 1), first)
             if position is None:

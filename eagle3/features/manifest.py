@@ -14,7 +14,7 @@ from eagle3.features.index import FORMAT_VERSION, OLDER_VERSIONS, ShardIndex, in
 from eagle3.settings.flat import differences
 from eagle3.storage.files import WHATEVER
 from eagle3.storage.folder import Readable, Storage, write_file
-from eagle3.storage.prefault import sha256_of
+from eagle3.storage.prefault import sha256_bytes
 from eagle3.storage.records import Record, parse_sealed, sealed_bytes
 from eagle3.target.facts import TargetConfig
 from eagle3.target.identity import TargetIdentity
@@ -171,10 +171,12 @@ def write_manifest(
         format_version=FORMAT_VERSION,
         made_from=made_from,
         target_config=target_config,
-        target_weights_sha256=sha256_of(storage.read(TARGET_WEIGHTS)),
+        target_weights_sha256=sha256_bytes(storage.read(TARGET_WEIGHTS)),
         left_out=left_out,
         shards=[
-            ShardEntry(each.facts.shard, each.facts.bytes, each.facts.sha256, len(each), sha256_of(index_bytes(each)))
+            ShardEntry(
+                each.facts.shard, each.facts.bytes, each.facts.sha256, len(each), sha256_bytes(index_bytes(each))
+            )
             for each in indices
         ],
         **totals(indices, target_config.vocab_size),

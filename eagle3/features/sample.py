@@ -19,7 +19,7 @@ from torch import Tensor
 
 from eagle3.engine.hooks.eagle3_fp8 import packed, unpacked
 from eagle3.errors import InputError
-from eagle3.features.turns import answers_of, teacher_positions
+from eagle3.features.turns import find_answer_spans, teacher_positions
 from eagle3.storage.safetensors_header import StoredTensor, header_bytes, read_tensors
 
 # Safetensors' names of the types that tensors are stored in.
@@ -109,7 +109,7 @@ def to_buffers(sample: Sample) -> list[bytes | memoryview]:
 
 def stored_tensors(sample: Sample) -> dict[str, Tensor]:
     """Lay a sample out by the names, types and order of its file: widest first, so that each is aligned."""
-    answers = [(begin, end, int(sample.turns[begin])) for begin, end in answers_of(sample.turns)]
+    answers = [(begin, end, int(sample.turns[begin])) for begin, end in find_answer_spans(sample.turns)]
     tensors = {
         "input_ids": in_bytes(sample.input_ids),
         "turns": torch.tensor(answers, dtype=torch.int32).reshape(-1, 3),

@@ -11,7 +11,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from eagle3.features.index import FORMAT_VERSION, SampleEntry, ShardFacts, ShardIndex, index_of
+from eagle3.features.index import FORMAT_VERSION, SampleEntry, ShardFacts, ShardIndex, build_index
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Samples(Sequence[SampleRef]):
         for (store, name), group in groupby(refs, key=lambda ref: (ref.store, ref.shard)):
             facts = ShardFacts(format_version=FORMAT_VERSION, shard=name, made_from="", bytes=0, sha256="")
             entries = [replace(ref.entry, sha256=ref.entry.sha256 or 64 * "0") for ref in group]
-            shards.append(IndexedShard(store, name, index_of(facts, entries, {})))
+            shards.append(IndexedShard(store, name, build_index(facts, entries, {})))
         return cls.of_shards(shards)
 
     @cached_property

@@ -28,7 +28,7 @@ from eagle3.features.capture_check import Sentinel, check_against_engine
 from eagle3.features.conversation import Conversation
 from eagle3.features.sample import Sample, ScaledRows, positions_with_teacher
 from eagle3.features.task import Extractor
-from eagle3.features.turns import answers_of
+from eagle3.features.turns import find_answer_spans
 from eagle3.settings.engine import LaunchSettings
 from eagle3.settings.precomputing import CaptureSettings
 from eagle3.target.facts import LogitTransform
@@ -121,7 +121,7 @@ class ServedExtractor(Extractor):
         require_memory(memory, self.most_bytes)  # each server gets a folder there before their number is known
         folders: list[CaptureFolder] = []
 
-        def flags_of(number: int) -> dict[str, Any]:
+        def make_flags(number: int) -> dict[str, Any]:
             folder = CaptureFolder.new(memory)
             stack.callback(folder.remove)
             folders.append(folder)
@@ -134,7 +134,7 @@ class ServedExtractor(Extractor):
             target=self.target,
             draft=None,
             folder=self.folder,
-            flags_of=flags_of,
+            make_flags=make_flags,
         )
         for server, folder in zip(servers, folders, strict=True):
             server.scratch = folder.path
@@ -151,7 +151,7 @@ class ServedExtractor(Extractor):
     async def _sample(self, item: Conversation) -> Sample | str:
         has_teacher = positions_with_teacher(item.turns, self.teachers)
         try:
-            captured, _ = await self.engines.captured(item.input_ids.tolist(), answers_of(has_teacher.int()))
+            captured, _ = await self.engines.captured(item.input_ids.tolist(), find_answer_spans(has_teacher.int()))
         except RequestRefused as refused:
             return str(refused)
         return Sample(

@@ -22,16 +22,16 @@ from eagle3.features.index import (
     NO_ANSWER,
     SampleEntry,
     ShardFacts,
+    build_index,
     index_bytes,
     index_name,
-    index_of,
 )
 from eagle3.features.manifest import MAKE_FEATURES, MadeFrom, ShardEntry
 from eagle3.features.sample import Sample, from_bytes, to_buffers
 from eagle3.features.split import split_fraction
-from eagle3.features.turns import anchors_of
+from eagle3.features.turns import find_anchors
 from eagle3.storage.folder import Readable, Storage, write_file
-from eagle3.storage.prefault import sha256_of
+from eagle3.storage.prefault import sha256_bytes
 from eagle3.storage.records import record_bytes
 
 MOST_WAITING = 512 * 2**20  # bytes of one shard
@@ -96,7 +96,9 @@ class ShardWriter:
             self._write(buffer)
         self._write(bytes(-encoded.size % tarfile.BLOCKSIZE))
         place = {"offset": offset, "size": encoded.size, "sha256": encoded.sha256}
-        self.entries.append(entry_of(sample, **place, source=source, whole=whole, answer_sha256=answer_sha256))
+        self.entries.append(
+            build_sample_entry(sample, **place, source=source, whole=whole, answer_sha256=answer_sha256)
+        )
         self.answer_counts.update(sample.input_ids[sample.turns > 0].tolist())
 
     def finish(self, made_from: str) -> bytes:
@@ -113,7 +115,7 @@ class ShardWriter:
             bytes=self.size,
             sha256=self.hash.hexdigest(),
         )
-        content = index_bytes(index_of(facts, self.entries, self.answer_counts))
+        content = index_bytes(build_index(facts, self.entries, self.answer_counts))
         self.pending.commit()
         try:
             write_file(self.storage, index_name(self.name), content, instead_of=None)
@@ -127,12 +129,12 @@ class ShardWriter:
         self.pending.discard()
 
 
-def entry_of(item: Sample | Conversation, **others: Any) -> SampleEntry:
+def build_sample_entry(item: Sample | Conversation, **others: Any) -> SampleEntry:
     return SampleEntry(
         id=item.id,
         tokens=len(item.input_ids),
         answer_tokens=int((item.turns > 0).sum()),
-        anchors=len(anchors_of(item.turns)),
+        anchors=len(find_anchors(item.turns)),
         split=split_fraction(item.id),
         **others,
     )
@@ -162,12 +164,12 @@ def decode(content: memoryview, entry: SampleEntry, *, path: str, teachers: str)
     return sample
 
 
-def hash_of(made_from: MadeFrom) -> str:
+def hash_made_from(made_from: MadeFrom) -> str:
     return hashlib.sha256(record_bytes(made_from)).hexdigest()
 
 
 def require_sha256(content: memoryview, path: str, expected: str) -> None:
-    actual = sha256_of(content)
+    actual = sha256_bytes(content)
     if actual != expected:
         raise broken(path, f"has sha256 {actual[:12]}… instead of {expected[:12]}…")
 

@@ -23,7 +23,7 @@ from eagle3.features.index import index_name
 from eagle3.features.manifest import TARGET_WEIGHTS, ShardEntry, read_index, read_manifest, read_whole, totals
 from eagle3.features.sample import Sample, views
 from eagle3.features.samples import IndexedShard, SampleRef, Samples
-from eagle3.features.shards import decode, hash_of, missing_shard, require_sha256, require_shard
+from eagle3.features.shards import decode, hash_made_from, missing_shard, require_sha256, require_shard
 from eagle3.features.source import REQUESTS, TargetWeights
 from eagle3.progress import Bar
 from eagle3.storage.files import sha256_json
@@ -44,7 +44,7 @@ class FeatureStore:
         self.made_from, self.target_config = self.manifest.made_from, self.manifest.target_config
         shards = self.manifest.shards[:first_shards]
         with ThreadPoolExecutor(REQUESTS if storage.remote else 2) as readers:  # hashing lets go of the interpreter
-            indexed = list(readers.map(self._samples_of, shards))
+            indexed = list(readers.map(self._read_indexed_shard, shards))
         self.samples = Samples.of_shards(indexed)
         if first_shards is not None:
             counted = totals([shard.index for shard in indexed], self.target_config.vocab_size)
@@ -112,14 +112,14 @@ class FeatureStore:
 
     @property
     def fingerprint(self) -> str:
-        return sha256_json([hash_of(self.made_from), [shard.sha256 for shard in self.manifest.shards]])
+        return sha256_json([hash_made_from(self.made_from), [shard.sha256 for shard in self.manifest.shards]])
 
     def _check(self, shard: str) -> None:
         if shard not in self._checked:
             require_shard(self.storage, self._shards[shard])
             self._checked.add(shard)
 
-    def _samples_of(self, shard: ShardEntry) -> IndexedShard:
+    def _read_indexed_shard(self, shard: ShardEntry) -> IndexedShard:
         index = read_index(self.storage, index_name(shard.name), shard.index_sha256)
         return IndexedShard(self.location, shard.name, index)
 

@@ -21,11 +21,11 @@ from eagle3.features.manifest import (
     require_different_ids,
     write_manifest,
 )
-from eagle3.features.shards import broken, hash_of
+from eagle3.features.shards import broken, hash_made_from
 from eagle3.features.store import save_target_weights
 from eagle3.features.task import ShardResult
 from eagle3.storage.folder import Storage
-from eagle3.storage.prefault import sha256_of
+from eagle3.storage.prefault import sha256_bytes
 from eagle3.target.stored import StoredTarget
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class StoreWriter:
 
     def __init__(self, storage: Storage, made_from: MadeFrom) -> None:
         """Keep the shards that an earlier run finished; InputError if they were made otherwise."""
-        self.storage, self.made_from, self.hash = storage, made_from, hash_of(made_from)
+        self.storage, self.made_from, self.hash = storage, made_from, hash_made_from(made_from)
         self.before = storage.version(MANIFEST)
         self.indices = self._finished_shards()
         self.new = 0
@@ -83,7 +83,7 @@ class StoreWriter:
         """Write the target's embedding and `lm_head`, unless whole ones are next to finished shards."""
         there = bool(self.indices and self.storage.names(TARGET_WEIGHTS))
         if there and self.finished:
-            there = sha256_of(self.storage.read(TARGET_WEIGHTS)) == self.finished.target_weights_sha256
+            there = sha256_bytes(self.storage.read(TARGET_WEIGHTS)) == self.finished.target_weights_sha256
         if not there:
             save_target_weights(self.storage, target.embedding, target.lm_head, dtype=dtype)
 

@@ -21,12 +21,12 @@ def teacher_positions(turns: Int[Tensor, " T"]) -> Bool[Tensor, " T"]:
     return marked
 
 
-def anchors_of(turns: Int[Tensor, " T"]) -> Int[Tensor, " R"]:
+def find_anchors(turns: Int[Tensor, " T"]) -> Int[Tensor, " R"]:
     """Return the anchors, ascending: the position before each position that a teacher is asked at."""
     return teacher_positions(turns)[1:].nonzero().squeeze(1)
 
 
-def answers_of(turns: Int[Tensor, " T"]) -> list[tuple[int, int]]:
+def find_answer_spans(turns: Int[Tensor, " T"]) -> list[tuple[int, int]]:
     """Return the begin and end (exclusive) of each answer, or of each run of another mark above 0."""
     bounds = [0, *(turns.diff().nonzero().squeeze(1) + 1).tolist(), len(turns)]
     return [(begin, end) for begin, end in pairwise(bounds) if turns[begin] > 0]

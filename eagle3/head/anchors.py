@@ -20,12 +20,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from eagle3.features.turns import anchors_of, tokens_left_in_turn
+from eagle3.features.turns import find_anchors, tokens_left_in_turn
 
 
 def anchors_and_steps(turns: Int[Tensor, " T"], ttt_steps: int) -> tuple[Int[Tensor, " R"], Int[Tensor, " R"]]:
     """Return the anchors, ascending, and the number of steps (1 … ttt_steps) that each is trained for."""
-    anchors = anchors_of(turns)
+    anchors = find_anchors(turns)
     return anchors, (tokens_left_in_turn(turns)[anchors + 1] - 1).clamp(max=ttt_steps)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eagle3.data.pack import Batch, Pack
 from eagle3.head.anchors import anchors_and_steps, pairs_before, runs
-from eagle3.head.segments import Segments, segments_of, turns_of_samples
+from eagle3.head.segments import Segments, build_segments, turns_of_samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,5 +46,5 @@ def prepare_ttt(pack: Pack, ttt_steps: int) -> TttBatch:
         anchor_bounds=(0, *counts.cumsum(0).tolist()),
         pair_bounds=pairs_before(steps),
         turn_bounds=turn_bounds,
-        segments=segments_of(spans, len(anchors), pack.token_bounds[-1]),
+        segments=build_segments(spans, len(anchors), pack.token_bounds[-1]),
     )

@@ -70,7 +70,7 @@ def build_head(
         log.warning(
             f"draft vocabulary of {len(draft_ids)} tokens: with a multiple of {MULTIPLE} a GPU trains it faster"
         )
-    given, settings = settings, settings_of(start, source, kind, settings) if start else settings
+    given, settings = settings, take_over_settings(start, source, kind, settings) if start else settings
     made = kind_named(kind)
     require_known(given, made)
     settings = {key: value for key, value in settings.items() if value is not None}
@@ -112,7 +112,7 @@ def initialise(head: Head, source: FeatureSource, *, lm_head_from_target: bool) 
         head.lm_head.weight.data.copy_(lm_head[head.draft_ids] * scale)
 
 
-def settings_of(start: StartHead, source: FeatureSource, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
+def take_over_settings(start: StartHead, source: FeatureSource, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Return `settings` (keys of conf/model) with the head's own values in place of None.
 
     Raises InputError if the head does not fit the features, or a setting contradicts it."""

@@ -79,7 +79,7 @@ def plain_loss(
         losses.append(divergence * (counts & in_vocabulary[asked]))
         correct.append(counts & (head.draft_ids[logits.argmax(-1)] == pack.teacher_argmax[asked]))
     in_all, right = torch.stack(losses), torch.stack(correct)
-    weight = objective.weights_of(batch, len(hidden), in_all.dtype)
+    weight = objective.checked_weights(batch, len(hidden), in_all.dtype)
     return (in_all * weight).sum(), UnrollMetrics.of(trained, right, in_all.detach())
 
 
@@ -128,7 +128,7 @@ class UnrollLoss(LossSettings):
             raise InputError(f"loss={type(self).__name__}: its `anchor_weights` returns {found}; return a tensor (R,)")
         return weights * torch.pow(self.decay, step)[:, None]
 
-    def weights_of(self, batch: TttBatch, ttt_steps: int, dtype: torch.dtype) -> Float[Tensor, "K R"]:
+    def checked_weights(self, batch: TttBatch, ttt_steps: int, dtype: torch.dtype) -> Float[Tensor, "K R"]:
         """Return `weights`, of which a subclass may have its own, after a look at the shape."""
         weights: Any = self.weights(batch, ttt_steps, dtype)
         shape = [ttt_steps, len(batch.anchors)]

@@ -78,7 +78,7 @@ class Segments(OnDevice):
         )
 
 
-def segments_of(turns_of_samples: list[list[Read]], num_anchors: int, num_tokens: int) -> tuple[Segments, ...]:
+def build_segments(turns_of_samples: list[list[Read]], num_anchors: int, num_tokens: int) -> tuple[Segments, ...]:
     """Return the causal call, then the others. `turns_of_samples` has, for each sample and turn, anchors and span."""
     own = [turn for turns in turns_of_samples for turn in turns]
     return (

@@ -135,7 +135,7 @@ def read_without_weights(path: str | Path) -> HeadFiles:
     return files
 
 
-def ids_of(layers: list[int]) -> str:
+def layer_id_entries(layers: list[int]) -> str:
     """Return the entries of config.json that name these `hidden_states` indices, for the advice in an error."""
     return f"{IDS_KEY} to {[layer - 1 for layer in layers]} and {LAYER_IDS} at the top level to {layers}"
 

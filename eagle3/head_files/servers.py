@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3, has_fc_norm
 from eagle3.head.kind import Kind
-from eagle3.head_files.files import LAYER_IDS, HeadFiles, ids_of
+from eagle3.head_files.files import LAYER_IDS, HeadFiles, layer_id_entries
 from eagle3.head_files.format import read_kind
 
 LLAMA_CPP_LAYERS = 3
@@ -61,7 +61,7 @@ def _of_vllm(files: HeadFiles) -> Iterator[str]:
         yield "it does not recognise the speculators' layout with a model_type (remove that key from config.json)"
     ids = files.layer_ids
     if not files.nested and ids is not None and not files.top_level_ids:
-        yield f"it takes {ids} for inputs of layers, one too low (set {ids_of([layer + 1 for layer in ids])})"
+        yield f"it takes {ids} for inputs of layers, one too low (set {layer_id_entries([layer + 1 for layer in ids])})"
     if "d2t" in files.tensors and files.config.get("draft_vocab_size") == files.config.get("vocab_size"):
         yield "it stops at a d2t of the whole vocabulary (remove d2t and t2d if the draft ids are the target's)"
 

@@ -78,7 +78,7 @@ class LanguageCheck(LanguageSettings):
     def __call__(self, prompt: Prompt) -> Verdict:
         if self.allowed is None:
             return Verdict()
-        language = language_of(split_code(user_turns(prompt)).prose)
+        language = detect_language(split_code(user_turns(prompt)).prose)
         if language == UNKNOWN:
             return Verdict(reason="language unknown" if self.unknown == "refuse" else None)
         return Verdict(reason=None if language in self.allowed else f"language not allowed: {language}")
@@ -123,7 +123,7 @@ def split_code(texts: Iterable[str]) -> Split:
     return Split("\n".join(prose), code_characters / characters if characters else 0.0)
 
 
-def language_of(prose: str) -> str:
+def detect_language(prose: str) -> str:
     """Return the ISO 639 code of a text's language, or `unknown` for code, short or undecided texts."""
     words = INLINE_CODE.sub(" ", prose[:READ_CHARACTERS]).split()
     # Words beyond ASCII stay whole: Chinese has no spaces.

@@ -19,7 +19,7 @@ from eagle3.prompts.overlap.duplicates import known_prompt
 from eagle3.prompts.reading.formats import BLANK, Chunk, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Check, Prompt, Refused, is_unicode
 from eagle3.prompts.reading.rows import read_prompt
-from eagle3.prompts.reading.shapes import shape_of
+from eagle3.prompts.reading.shapes import build_layout
 from eagle3.prompts.reading.sources import Source, file_name, file_state
 from eagle3.prompts.rules import Rules
 from eagle3.storage.files import sha256_json
@@ -119,7 +119,7 @@ class KnownScanner(Scanner):
         self.folder, self.signer, self.keep_answers = scanner.folder, scanner.signer, scanner.keep_answers
 
     def rows(self, task: ScanTask, counts: dict[str, Counter[str]]) -> RowsByLine:
-        for line, value in chunk_rows(task.chunk, shape_of(None, None)):
+        for line, value in chunk_rows(task.chunk, build_layout(None, None)):
             prompt = known_prompt(value, keep_answers=self.keep_answers)
             if prompt is None:
                 raise InputError(

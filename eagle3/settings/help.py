@@ -34,7 +34,7 @@ def help_page(config: DictConfig) -> str:
         (tuple(part for part in package.split(".") if part and part != "_global_"), file.read_text())
         for package, file in option_files(config)
     ]
-    said = {key: comment for package, text in texts for key, comment in comments_of(package, text)}
+    said = {key: comment for package, text in texts for key, comment in read_key_comments(package, text)}
     groups = {_group(key[-1]): comment for key, comment in said.items() if key[-2:-1] == ("defaults",)}
     page = [
         _about(config.hydra.job.config_name, config.get("action")),
@@ -101,7 +101,7 @@ def _width() -> int:
 BEHIND = re.compile(r"\s*#\s*(.*)")
 
 
-def comments_of(package: Key, text: str) -> Iterator[tuple[Key, str]]:
+def read_key_comments(package: Key, text: str) -> Iterator[tuple[Key, str]]:
     """Yield the keys of a YAML file that have a comment: the one after the value, else the one above the key."""
     root = yaml.compose(text)
     if isinstance(root, yaml.MappingNode):

@@ -98,7 +98,7 @@ WHERE = "modules are found in the clone, in PYTHONPATH and next to the folder of
 PARTS: dict[str, Any] = {}  # by `_target_`, or the module of it: the schema of the other keys
 
 
-def part_of(*targets: str, config: ConfigDict = STRICT) -> Callable[[type[Schema]], type[Schema]]:
+def register_schema(*targets: str, config: ConfigDict = STRICT) -> Callable[[type[Schema]], type[Schema]]:
     """Register a schema for these `_target_`s, or for all in these modules."""
 
     def register(schema: type[Schema]) -> type[Schema]:
@@ -109,7 +109,7 @@ def part_of(*targets: str, config: ConfigDict = STRICT) -> Callable[[type[Schema
     return register
 
 
-@part_of(
+@register_schema(
     "eagle3.features.loss_mask",
     "eagle3.head.divergence",
     "eagle3.training.callbacks.Throughput",

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from eagle3.settings.engine import Address, DraftTokens, LaunchSettings, Seconds, Steps, Temperature, TopK
 from eagle3.settings.nearest import did_you_mean
-from eagle3.settings.parts import Part, part_of
+from eagle3.settings.parts import Part, register_schema
 from eagle3.settings.prompts import PromptSettings
 from eagle3.settings.types import (
     Count,
@@ -87,7 +87,7 @@ class SamplingSettings(Sampling):
     seed: Seed
 
 
-@part_of("eagle3.answers.huggingface.HuggingFaceAnswerer")
+@register_schema("eagle3.answers.huggingface.HuggingFaceAnswerer")
 class HuggingFaceSettings(TypedDict):
     name: Literal["huggingface"]
     batch_size: Count
@@ -95,7 +95,7 @@ class HuggingFaceSettings(TypedDict):
     window: Count
 
 
-@part_of("eagle3.answers.served.ServedAnswerer")
+@register_schema("eagle3.answers.served.ServedAnswerer")
 @dataclass(frozen=True, kw_only=True)
 class ServedSettings(Settings):
     """Requests to servers for answers. A `name` is a key of ENDPOINTS in eagle3/engine/endpoint.py."""
@@ -114,7 +114,7 @@ class ServedSettings(Settings):
     draft_tokens: DraftTokens | None
 
 
-@part_of("eagle3.answers.imported.ImportedAnswers")
+@register_schema("eagle3.answers.imported.ImportedAnswers")
 class ImportedSettings(TypedDict):
     name: Literal["imported"]
     finish_reason: Literal["stop", "length"]
@@ -153,7 +153,7 @@ class StoreSettings(SampleSettings):
     shard_mb: Annotated[float, Field(ge=0.001, le=1e6)]
 
 
-@part_of("eagle3.workers.cluster.OnRay")
+@register_schema("eagle3.workers.cluster.OnRay")
 class RaySettings(TypedDict):
     address: Text | None
     count: Places | None

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, with_config
 from typing_extensions import TypedDict
 
 from eagle3.errors import InputError
-from eagle3.settings.parts import Part, part_of
+from eagle3.settings.parts import Part, register_schema
 from eagle3.settings.types import (
     MOST,
     STRICT,
@@ -215,7 +215,7 @@ class AllowedSettings(Settings):
     domains: list[Text]
 
 
-@part_of("eagle3.prompts.privacy.names.NameModel")
+@register_schema("eagle3.prompts.privacy.names.NameModel")
 class NameModelSettings(TypedDict):
     path: Text
     file: Text
@@ -224,7 +224,7 @@ class NameModelSettings(TypedDict):
     labels: dict[Text, list[Text]]
 
 
-@part_of("eagle3.prompts.privacy.Privacy")
+@register_schema("eagle3.prompts.privacy.Privacy")
 class PrivacySettings(TypedDict):
     policy: Literal["strict", "patterns", "off"]
     model: Part | None

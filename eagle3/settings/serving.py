@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
-from eagle3.draft_shape import Shape, shape_of
+from eagle3.draft_shape import Shape, checked_draft_shape
 from eagle3.errors import InputError
 from eagle3.settings.engine import Address, DraftTokens, DraftWindow, LaunchSettings, Seconds, Steps, Temperature, TopK
 from eagle3.settings.parts import Part
@@ -133,11 +133,11 @@ class DraftShape(Settings):
 
     def __post_init__(self) -> None:
         """Raise InputError for a shape that SGLang would change or refuse."""
-        shape_of(self.steps, self.topk, self.draft_tokens)
+        checked_draft_shape(self.steps, self.topk, self.draft_tokens)
 
     @property
     def shape(self) -> Shape:
-        return shape_of(self.steps, self.topk, self.draft_tokens)
+        return checked_draft_shape(self.steps, self.topk, self.draft_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from eagle3.errors import InputError
 from eagle3.settings.engine import LaunchSettings, Steps
-from eagle3.settings.parts import PARTS, Part, part_of
+from eagle3.settings.parts import PARTS, Part, register_schema
 from eagle3.settings.precomputing import CaptureRun, StoreSettings, TargetSettings
 from eagle3.settings.types import (
     OPEN,
@@ -34,7 +34,7 @@ SERVED_STEPS = (3, 5)  # chains whose accept length validation reports, in addit
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
-@part_of("eagle3.training.optim.AdamWCosine", "eagle3.training.optim.MuonCosine")
+@register_schema("eagle3.training.optim.AdamWCosine", "eagle3.training.optim.MuonCosine")
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings(Settings):
     lr: Annotated[float, Field(gt=0, le=10)]
@@ -45,7 +45,7 @@ class OptimSettings(Settings):
     final_lr_fraction: Share
 
 
-@part_of("eagle3.head.loss.UnrollLoss")
+@register_schema("eagle3.head.loss.UnrollLoss")
 @dataclass(frozen=True, kw_only=True)
 class LossSettings(Settings):
     decay: Annotated[float, Field(gt=0, le=10)]
@@ -53,19 +53,19 @@ class LossSettings(Settings):
     divergence: Part = field(default=None)  # type: ignore[assignment]
 
 
-@part_of("eagle3.head.divergence.CrossEntropyTv")
+@register_schema("eagle3.head.divergence.CrossEntropyTv")
 @dataclass(frozen=True, kw_only=True)
 class TvSettings(Settings):
     tv_weight: Share
 
 
-@part_of("eagle3.head.divergence.PlainDivergence")
+@register_schema("eagle3.head.divergence.PlainDivergence")
 @dataclass(frozen=True, kw_only=True)
 class FunctionSettings(Settings):
     function: Text
 
 
-@part_of("eagle3.head.kernels.KernelSettings")
+@register_schema("eagle3.head.kernels.KernelSettings")
 @dataclass(frozen=True, kw_only=True)
 class KernelSettings(Settings):
     """Implementation of a training step. Only `fp8`, which rounds products, changes what is computed."""
@@ -107,7 +107,7 @@ def _whole_rope(rope: Rope) -> Rope:
     return rope
 
 
-@part_of("eagle3.head.build.build_head", config=OPEN)
+@register_schema("eagle3.head.build.build_head", config=OPEN)
 class Model(TypedDict):
     kind: Text
     num_heads: Annotated[int, Field(ge=1, le=4096)] | None
@@ -146,7 +146,7 @@ class PackSettings(Settings):
     verify: bool
 
 
-@part_of("eagle3.data.datamodule.FeatureData")
+@register_schema("eagle3.data.datamodule.FeatureData")
 @dataclass(frozen=True, kw_only=True)
 class DataSettings(SampleRules, PackSettings):
     path: Annotated[Any, text_or(Annotated[list[Text], Field(min_length=1)])] | None
@@ -155,7 +155,7 @@ class DataSettings(SampleRules, PackSettings):
     cache_gb: Positive
 
 
-@part_of("eagle3.features.live.LiveFeatures")
+@register_schema("eagle3.features.live.LiveFeatures")
 class LiveSettings(TypedDict):
     ahead_gb: Positive
     val_gb: NotNegative
@@ -204,7 +204,7 @@ Limit = Annotated[Any, AfterValidator(_limit)]
 EndlessOrCount = Annotated[int, Field(le=2**31 - 1), AfterValidator(_endless_or_count)]
 
 
-@part_of("lightning.Trainer", "lightning.pytorch.Trainer")
+@register_schema("lightning.Trainer", "lightning.pytorch.Trainer")
 class Trainer(TypedDict):
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"]
     devices: Annotated[Any, AfterValidator(_devices)]
@@ -245,12 +245,12 @@ def _none_left() -> None:
     raise wrong("leaves no batch to train on; must be above 0")
 
 
-@part_of("eagle3.training.checkpoint.AtomicCheckpointIO")
+@register_schema("eagle3.training.checkpoint.AtomicCheckpointIO")
 class CheckpointIOSettings(TypedDict):
     copies: Text | None
 
 
-@part_of("lightning.pytorch.strategies.DDPStrategy")
+@register_schema("lightning.pytorch.strategies.DDPStrategy")
 class Ddp(TypedDict):
     broadcast_buffers: NotRequired[bool]
     gradient_as_bucket_view: NotRequired[bool]
@@ -260,7 +260,7 @@ class Ddp(TypedDict):
     process_group_backend: NotRequired[Literal["nccl", "gloo"] | None]
 
 
-@part_of("lightning.pytorch.strategies.ModelParallelStrategy", config=OPEN)
+@register_schema("lightning.pytorch.strategies.ModelParallelStrategy", config=OPEN)
 class ModelParallel(TypedDict):
     save_distributed_checkpoint: Annotated[bool, only(False, "later runs and the export read whole tensors")]
 
@@ -273,7 +273,7 @@ class Monitoring(TypedDict):
     mode: Literal["max", "min"]
 
 
-@part_of("eagle3.training.callbacks.BestCheckpoint", config=OPEN)
+@register_schema("eagle3.training.callbacks.BestCheckpoint", config=OPEN)
 class Best(Monitoring):
     dirpath: Text
     filename: Text
@@ -281,37 +281,37 @@ class Best(Monitoring):
     save_top_k: Annotated[int, Field(ge=1, le=1000)]  # without a best one nothing could be exported or ranked
 
 
-@part_of("eagle3.training.callbacks.LastCheckpoint")
+@register_schema("eagle3.training.callbacks.LastCheckpoint")
 class LastSettings(TypedDict):
     dirpath: Text
     every_n_steps: CountOrZero  # 0: at the end, and where a signal stops the run
     min_seconds: NotNegative
 
 
-@part_of("eagle3.training.callbacks.EarlyStopping", config=OPEN)
+@register_schema("eagle3.training.callbacks.EarlyStopping", config=OPEN)
 class EarlyStopping(Monitoring):
     strict: bool
     patience: Count
 
 
-@part_of("eagle3.training.curves.Curves")
+@register_schema("eagle3.training.curves.Curves")
 class CurvesSettings(TypedDict):
     run_dir: Text
 
 
-@part_of("eagle3.training.callbacks.RunProgress")
+@register_schema("eagle3.training.callbacks.RunProgress")
 class ProgressSettings(TypedDict):
     refresh_seconds: NotNegative
     metrics: list[Text]
 
 
-@part_of("eagle3.training.loggers.MetricsCSV")
+@register_schema("eagle3.training.loggers.MetricsCSV")
 class CsvSettings(TypedDict):
     run_dir: Text
     flush_every_n_steps: Count
 
 
-@part_of("eagle3.training.loggers.WandbRun", config=OPEN)
+@register_schema("eagle3.training.loggers.WandbRun", config=OPEN)
 class Wandb(TypedDict):
     entity: Text | None
     project: Text
@@ -325,7 +325,7 @@ class Wandb(TypedDict):
     save_dir: Text
 
 
-@part_of("lightning.pytorch.loggers.TensorBoardLogger", config=OPEN)
+@register_schema("lightning.pytorch.loggers.TensorBoardLogger", config=OPEN)
 class TensorBoard(TypedDict):
     save_dir: Text
     name: NotRequired[Text]

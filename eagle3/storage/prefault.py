@@ -22,7 +22,7 @@ def bring_in(address: int, size: int) -> None:
         _madvise(begin, address + size - begin, POPULATE_READ)  # without the lock; an error changes nothing
 
 
-def sha256_of(content: bytes | memoryview) -> str:
+def sha256_bytes(content: bytes | memoryview) -> str:
     """Hash bytes that may be a mapped file."""
     digest = hashlib.sha256()
     for begin in range(0, len(content), AT_ONCE):

@@ -88,7 +88,7 @@ class TokenizerJson(JsonObject):
 
 def read_quantization(config: dict[str, Any]) -> str | None:
     """Return the scheme that config.json says the weights are quantised by, with its bits or its format."""
-    stated = (part.get("quantization_config") for part in parts_of(config))
+    stated = (part.get("quantization_config") for part in config_and_text_config(config))
     found = next((each for each in stated if each is not None), None)
     if found is None:
         return None
@@ -99,7 +99,7 @@ def read_quantization(config: dict[str, Any]) -> str | None:
     return f"{method} ({more})" if isinstance(more, str) else str(method)
 
 
-def parts_of(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def config_and_text_config(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return config, config.get("text_config") or {}
 
 

@@ -18,7 +18,7 @@ from eagle3.target.checkpoint_files import (
     GenerationJson,
     TargetJson,
     TokenizerJson,
-    parts_of,
+    config_and_text_config,
     read_quantization,
     require_known_quantization,
     require_no_adapter,
@@ -189,7 +189,7 @@ def ends_of_turn(
 
 def stated_dtype(config: dict[str, Any]) -> str | None:
     """Return the dtype of the files, if a head can be served in it."""
-    stated = [part.get(key) for part in parts_of(config) for key in ("dtype", "torch_dtype")]
+    stated = [part.get(key) for part in config_and_text_config(config) for key in ("dtype", "torch_dtype")]
     return next((dtype for dtype in stated if dtype in DTYPES), None)  # heads are served in these
 
 

@@ -48,7 +48,7 @@ class StoredTarget(TargetFiles):
 
     @cached_property
     def _names(self) -> "TensorNames":
-        return tensor_names(self, self.tensors.file_of.keys())
+        return tensor_names(self, self.tensors.file_by_tensor.keys())
 
     def require_weights(self) -> None:
         """Raise InputError for files that are missing or cut, and for an embedding or an lm_head that cannot be stored

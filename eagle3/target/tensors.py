@@ -54,7 +54,7 @@ class CheckpointTensors:
         return files
 
     @cached_property
-    def file_of(self) -> dict[str, str]:
+    def file_by_tensor(self) -> dict[str, str]:
         """The file that holds each tensor, by the tensor's name."""
         if self._indexed is not None:
             return self._indexed
@@ -71,46 +71,46 @@ class CheckpointTensors:
         """Raise InputError for files that servers may find and transformers does not look for."""
         if self.commit is None and not any((self.files / name).exists() for name in (INDEX, SINGLE)):
             raise InputError(
-                f"target.path={self.path} holds {next(iter(self.file_of.values()))}, and transformers reads only "
-                f"{SINGLE}, or the files that {INDEX} names: rename a single file, or get the index, too"
+                f"target.path={self.path} holds {next(iter(self.file_by_tensor.values()))}, and transformers reads "
+                f"only {SINGLE}, or the files that {INDEX} names: rename a single file, or get the index, too"
             )
 
     def require_files(self) -> None:
         """Raise InputError if a file of weights is missing or incomplete; reads no values."""
-        for file in sorted({*self.file_of.values()}):
+        for file in sorted({*self.file_by_tensor.values()}):
             self._open(file)
 
     def stored_as(self, name: str) -> tuple[str, list[int]]:
         """Return the dtype of a tensor, as safetensors names it, and its shape."""
-        with self._open(self.file_of[name]) as file:
+        with self._open(self.file_by_tensor[name]) as file:
             part = file.get_slice(name)
             return part.get_dtype(), part.get_shape()
 
     def read(self, name: str) -> Tensor:
-        with self._open(self.file_of[name]) as file:
+        with self._open(self.file_by_tensor[name]) as file:
             try:
                 return file.get_tensor(name)
             except SafetensorError as error:
-                raise self._unreadable(self.file_of[name], error) from None
+                raise self._unreadable(self.file_by_tensor[name], error) from None
 
     @property
     def size(self) -> int:
         """In bytes."""
-        return sum((self.folder / file).stat().st_size for file in {*self.file_of.values()})
+        return sum((self.folder / file).stat().st_size for file in {*self.file_by_tensor.values()})
 
     def hash(self, num_layers: int) -> str:
         """Return the hash of samples of every tensor of the text model, as it is stored: quick at any size, and another
         value after any fine-tuning, also of experts and routers alone.
 
         It does not depend on names, on the order or number of files, nor on a copy of a tied lm_head."""
-        names = [name for name in self.file_of if _is_of_text(name, num_layers)]
+        names = [name for name in self.file_by_tensor if _is_of_text(name, num_layers)]
         digests = {hashlib.sha256(sample).digest() for sample in self._samples(names)}
         return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
 
     def _samples(self, names: Iterable[str]) -> Iterator[bytes]:
         by_file: dict[str, list[str]] = {}
         for name in names:
-            by_file.setdefault(self.file_of[name], []).append(name)
+            by_file.setdefault(self.file_by_tensor[name], []).append(name)
         for file, of_file in by_file.items():
             with self._open(file) as tensors:
                 try:

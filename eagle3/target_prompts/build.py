@@ -8,8 +8,8 @@ from typing import Any
 
 from eagle3.answers.build import answer_task, build_chat, prompt_limit, prompts_ahead
 from eagle3.errors import InputError
-from eagle3.prompts.licenses.terms import SourceTerms, license_of, read_card
-from eagle3.prompts.reading.shapes import shape_of
+from eagle3.prompts.licenses.terms import SourceTerms, read_card, read_card_license
+from eagle3.prompts.reading.shapes import build_layout
 from eagle3.prompts.reading.sources import Source
 from eagle3.settings.precomputing import PrecomputeRun, Sampling
 from eagle3.settings.prompts import FromTargetSettings
@@ -101,7 +101,7 @@ class TargetPrompts:
             terms=terms,
             limit=None,
             id_prefix=f"{NAME}/",
-            shape=shape_of(None, None),
+            shape=build_layout(None, None),
             written_by={"target": self.name, **self.sampled},
         )
 
@@ -186,4 +186,4 @@ def _no_answers(failed: list[Row], done: int) -> InputError:
 
 def target_license(target: TargetFiles) -> str | None:
     """Return the licence in the target's model card."""
-    return license_of(read_card(str(target.folder))[0])
+    return read_card_license(read_card(str(target.folder))[0])

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle3.answers.chat import Chat, Messages, RefusedConversation
-from eagle3.answers.dialogue import NO_CONTENT, seed_of
+from eagle3.answers.dialogue import NO_CONTENT, turn_seed
 from eagle3.engine.endpoint import Answer
 from eagle3.settings.precomputing import Sampling
 from eagle3.target_prompts.user_turn import UserTurn, checked, first_user_turn, own_tokens, user_turn
@@ -66,7 +66,7 @@ class WrittenPrompt:
 
     @property
     def seed(self) -> int:
-        return seed_of(self.writing.seed, f"prompts.from_target {self.number}", self._steps)
+        return turn_seed(self.writing.seed, f"prompts.from_target {self.number}", self._steps)
 
     @property
     def result(self) -> dict[str, Any]:

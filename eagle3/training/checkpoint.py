@@ -12,7 +12,7 @@ from torch.utils.serialization import config as torch_format
 from eagle3.errors import InputError
 from eagle3.storage.files import atomic_write
 from eagle3.storage.folder import open_folder, write_file
-from eagle3.training.checkpoint_file import COMMENT_LENGTH, comment_of
+from eagle3.training.checkpoint_file import COMMENT_LENGTH, sha256_comment
 
 OWNER = "run.json"  # in the folder of copies: the run that they are of, and its latest start
 
@@ -44,7 +44,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         content = buffer.getbuffer()
         content[-2:] = COMMENT_LENGTH.to_bytes(2, "little")  # an archive without a comment ends with its length
         with ThreadPoolExecutor(1) as executor, atomic_write(Path(path)) as file:
-            comment = executor.submit(comment_of, content)
+            comment = executor.submit(sha256_comment, content)
             file.write(content)
             file.write(comment.result())
         if self.copies:

@@ -50,11 +50,11 @@ class Checkpoint:
         return self.content["global_step"]
 
 
-def comment_of(archive: bytes | memoryview) -> bytes:
+def sha256_comment(archive: bytes | memoryview) -> bytes:
     return b"sha256:" + hashlib.sha256(archive).hexdigest().encode()
 
 
-COMMENT_LENGTH = len(comment_of(b""))
+COMMENT_LENGTH = len(sha256_comment(b""))
 
 
 def read_comment(folder: Storage, name: str) -> bytes:
@@ -69,7 +69,7 @@ def read_checkpoint(path: str | Path, *, setting: str) -> Checkpoint:
     usual = "RUN/checkpoints/last.ckpt of: python train.py data.path=DIR/features hydra.run.dir=RUN"
     fix = f"move it away and give {others[-1]}" if others else f"give another one, e.g. {usual}"
     stored = LocalFolder(Path(path).parent).read(Path(path).name)  # mapped, since it may be gigabytes
-    if stored[-COMMENT_LENGTH:] != comment_of(stored[:-COMMENT_LENGTH]):
+    if stored[-COMMENT_LENGTH:] != sha256_comment(stored[:-COMMENT_LENGTH]):
         raise InputError(f"{setting}: {path} is damaged, or not a checkpoint of a draft head; {fix}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)

@@ -21,7 +21,7 @@ from eagle3.adapters.hydra import HydraConfig, in_sweep
 from eagle3.adapters.lightning import ExperimentWriter, _ExperimentWriter, rank_zero_experiment
 from eagle3.errors import InputError
 from eagle3.features.source import FeatureSource
-from eagle3.hydra_run import sweep_dir_of
+from eagle3.hydra_run import hydra_sweep_dir
 from eagle3.secrets import public
 from eagle3.settings.flat import flattened, searchable
 from eagle3.storage.files import atomic_write, write_whole
@@ -186,7 +186,7 @@ def sweep_dir(folder: Path) -> Path | None:
     """Return the folder of the sweep that a run is a job of, also of a job in a process of its own."""
     if not HydraConfig.initialized():
         return None
-    sweep = sweep_dir_of(HydraConfig.get())
+    sweep = hydra_sweep_dir(HydraConfig.get())
     return sweep if in_sweep() or sweep in folder.absolute().parents else None
 
 

@@ -97,7 +97,7 @@ class RecordedMuon(PortableMuon):
         with torch.enable_grad():
             loss = closure() if closure else None
         momenta = [self.state[each]["momentum_buffer"] for each in parameters]
-        if self.updates is None or not self.updates.are_of(momenta):  # a checkpoint brings its own
+        if self.updates is None or not self.updates.uses_momenta(momenta):  # a checkpoint brings its own
             self.updates = _Updates(momenta, group)
         updates = self.updates([each.grad for each in parameters if each.grad is not None])
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
@@ -132,7 +132,7 @@ class _Updates:
         self.compute()
         return self.updates
 
-    def are_of(self, momenta: list[Tensor]) -> bool:
+    def uses_momenta(self, momenta: list[Tensor]) -> bool:
         return all(one is other for one, other in zip(self.momenta, momenta, strict=True))
 
     def _compute(self) -> None:

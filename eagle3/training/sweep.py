@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from eagle3.adapters.hydra import Callback, RunMode
 from eagle3.cli import exit_with
 from eagle3.errors import InputError
-from eagle3.hydra_run import sweep_dir_of
+from eagle3.hydra_run import hydra_sweep_dir
 from eagle3.secrets import public
 from eagle3.storage.files import write_whole
 from eagle3.storage.lock import hold
@@ -48,7 +48,7 @@ class RankedTable(Callback):
         if config.hydra.mode is not RunMode.MULTIRUN:
             refuse_settings_of_a_sweep(config)
             return
-        sweep, folder = sweep_dir_of(config.hydra), Path(config.hydra.runtime.output_dir)
+        sweep, folder = hydra_sweep_dir(config.hydra), Path(config.hydra.runtime.output_dir)
         number, recorded = str(config.hydra.job.num), folder / NUMBER
         subdir = f"hydra.sweep.subdir={config.hydra.sweep.subdir}"
         if Path(os.path.normpath(sweep)) not in folder.parents:
@@ -167,7 +167,7 @@ def by_setting(jobs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return groups
 
 
-def seed_of(job: dict[str, Any]) -> str | None:
+def seed_setting(job: dict[str, Any]) -> str | None:
     return next((each for each in job["settings"] if each.startswith(SEED)), None)
 
 
@@ -176,7 +176,7 @@ def over_seeds(jobs: list[dict[str, Any]]) -> list[str]:
     lines = []
     for settings, group in by_setting(jobs).items():
         # A sampler may choose the same settings again: a seed counts once.
-        by_seed = {seed_of(job): job["score"] for job in group if job["score"] is not None}
+        by_seed = {seed_setting(job): job["score"] for job in group if job["score"] is not None}
         if len(scores := [*by_seed.values()]) > 1:
             spread = f"{min(scores):.4f} to {max(scores):.4f}  {len(scores):>5}"
             lines.append((mean(scores), f"{mean(scores):>19.4f}  {spread}  {settings}"))

@@ -106,7 +106,7 @@ def no_cluster(address: str | None, reason: str) -> str:
     return f"workers.address={address}: no Ray cluster answers there ({reason}); {remedy}"
 
 
-def reason_of(message: str) -> str:
+def lost_actor_reason(message: str) -> str:
     """Return why Ray lost an actor, in a line: without the list of the actor's properties."""
     lines = [line.strip() for line in message.splitlines() if line.strip() and not PROPERTY.match(line)]
     return printable(" ".join(lines[1:] or lines))[:LONGEST_REASON]
@@ -185,7 +185,7 @@ class RayPool:
         try:
             report = self.ray.get(call)
         except self.ray.exceptions.RayActorError as error:
-            report = Lost(reason_of(str(error)))
+            report = Lost(lost_actor_reason(str(error)))
             if error.actor_init_failed:  # Ray does not try again: e.g. its log cannot be written there
                 reason = str(error).strip().splitlines()[-1]
                 report = Report("an unknown node", ready=False, error=f"it cannot start ({reason})")

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from answering import QUICK, rows_of, run, write_prompts
+from answering import QUICK, read_answer_rows, run, write_prompts
 from chats import SETTINGS, SYSTEM, TEMPLATES, assistant, make_chat, make_tokenizer, user
 from exported_head import tiny_chat
 from stores import ASSETS
@@ -374,7 +374,7 @@ def stage_prompts() -> list[dict]:
 def test_the_stage_goes_on_after_equal_calls_and_counts_those_that_differ(target, tmp_path, calling, caplog):
     chat, out_dir = tiny_with_tools(), write_prompts(tmp_path, stage_prompts())
     counts = run(target, chat, out_dir, **TINY)
-    rows = rows_of(out_dir)
+    rows = read_answer_rows(out_dir)
     turns = {id: sum(len(row["turns"]) for row in rows.values() if row["prompt_id"] == id) for id in
              ("equal", "parallel", "in a row", "other", "plain")}  # fmt: skip
     assert turns == {"equal": 3, "parallel": 2, "in a row": 4, "other": 1, "plain": 1}

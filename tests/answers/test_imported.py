@@ -27,7 +27,7 @@ from eagle3.answers.imported import (
     answer_rows,
 )
 from eagle3.settings.precomputing import ChatSettings
-from tests.answers.tokenizer_kinds import KINDS, texts, tokenizer_of
+from tests.answers.tokenizer_kinds import KINDS, build_tokenizer, texts
 
 # What these templates write between the generation prompt and the answer's text; the target need not have written it.
 INSERTED = {
@@ -91,7 +91,7 @@ def cell(request, tmp_path_factory):
     kind, form = request.param
     path = tmp_path_factory.mktemp("forms") / "form.jinja"
     path.write_text(FORMS[form])
-    tokenizer = tokenizer_of(kind, CONTROL)
+    tokenizer = build_tokenizer(kind, CONTROL)
     return (
         kind,
         form,
@@ -167,7 +167,7 @@ def build_chat(name, tmp_path, **changes):
     return make_chat(family, template=str(tmp_path / "written.jinja"), **changes)
 
 
-def end_of(name):
+def answer_end(name):
     return TEMPLATES[WRITTEN[name][0] if name in WRITTEN else name][2]
 
 
@@ -200,7 +200,7 @@ def test_an_answer_with_its_reasoning_follows_the_prompt_whole(tmp_path, name, c
         assert row.refused is None
         assert row.prompt_ids == chat.prompt_ids(row.messages[:-1])
         assert decode(chat, row.prompt_ids).endswith(prompt_end)
-        assert decode(chat, row.answer_ids) == answer + end_of(name)
+        assert decode(chat, row.answer_ids) == answer + answer_end(name)
 
 
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
@@ -250,7 +250,7 @@ def test_behind_a_prompt_that_closes_an_empty_reasoning_an_answer_is_exact(tmp_p
     chat = build_chat(name, tmp_path, template_kwargs=changes)
     for row in answer_rows(chat, [user("2+2?"), assistant("Four."), user("Sure?"), assistant("Yes.")]):
         assert row.refused is None and decode(chat, row.prompt_ids).endswith(prompt_end)
-        assert decode(chat, row.answer_ids) == row.messages[-1]["content"] + end_of(name)
+        assert decode(chat, row.answer_ids) == row.messages[-1]["content"] + answer_end(name)
 
 
 def test_a_template_may_leave_the_closed_reasoning_out_of_what_it_writes(tmp_path):

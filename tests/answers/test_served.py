@@ -12,7 +12,7 @@ from typing import Any
 import defaults
 import pytest
 from aiohttp import web
-from answering import answer_by, errors_of, prompt
+from answering import answer_by, prompt, read_answer_errors
 from exported_head import tiny_chat
 from protocol_server import ProtocolServer, plain
 from safetensors.torch import load_file, save_file
@@ -53,10 +53,10 @@ def prompts() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def expected(target: Target, chat: Chat, prompts: Any, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     answerer = HuggingFaceAnswerer(target=target, sampling=GREEDY, batch_size=1, batch_tokens=4096, window=64)
-    return rows_of(tmp_path_factory.mktemp("plain"), prompts, target, chat, answerer)
+    return answered_rows(tmp_path_factory.mktemp("plain"), prompts, target, chat, answerer)
 
 
-def rows_of(folder: Path, prompts: Any, target: Any, chat: Chat, answerer: Any) -> Rows:
+def answered_rows(folder: Path, prompts: Any, target: Any, chat: Chat, answerer: Any) -> Rows:
     write_jsonl(folder / "prompts/prompts.jsonl", prompts)
     answer_by(answerer, target, chat, GREEDY, folder)
     rows = [*read_jsonl(folder / "answers/answers.jsonl")]
@@ -75,7 +75,7 @@ def ask(stored: StoredTarget, chat: Chat, prompts: Any, tmp_path: Path) -> Ask:
         launch = launch or launch_settings(sglang_site(tmp_path))
         parts = {"target": stored, "chat": chat, "sampling": GREEDY, "launch": launch, "folder": tmp_path / "logs"}
         answerer = ServedAnswerer(defaults.served(**{"urls": urls, "in_flight": 4} | changes), **parts)
-        return rows_of(tmp_path / "out", prompts, stored, chat, answerer)
+        return answered_rows(tmp_path / "out", prompts, stored, chat, answerer)
 
     return run
 
@@ -121,7 +121,7 @@ def test_what_no_server_answers_is_counted_and_asked_again_by_the_next_run(ask, 
     with serving(server) as url:
         some = ask([url])
         assert len(some) < len(expected) and all(expected[name] == row for name, row in some.items())
-        [error] = errors_of(tmp_path / "out")
+        [error] = read_answer_errors(tmp_path / "out")
         assert error["reason"] == "HTTP 400 Bad Request: The input (9 tokens) is too long"
         assert "no row (HTTP 400 Bad Request: The input is too long: 1)" in caplog.text
         assert ask([url]) == expected

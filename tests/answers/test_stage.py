@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from answering import BATCHES, QUICK, answer_by, errors_of, prompt, rows_of, run, write_prompts
+from answering import BATCHES, QUICK, answer_by, prompt, read_answer_errors, read_answer_rows, run, write_prompts
 from chats import SETTINGS
 from exported_head import tiny_chat
-from prompt_stage import messages_of
+from prompt_stage import read_messages
 from stores import ASSETS
 from transformers import AutoTokenizer
 
@@ -70,7 +70,7 @@ def copy_prompts(out_dir, to):
 
 def test_rows_hold_the_prompt_as_served_and_the_answer_with_its_end_and_are_left_alone(target, chat, out_dir):
     manifest = run(target, chat, out_dir, max_new_tokens=10, temperature=0.0)
-    rows = rows_of(out_dir)
+    rows = read_answer_rows(out_dir)
     asked = {row["id"]: row for row in read_jsonl(out_dir / "prompts" / "prompts.jsonl")}
     assert {row["prompt_id"] for row in rows.values()} == set(asked)
     for row in rows.values():
@@ -86,7 +86,8 @@ def test_rows_hold_the_prompt_as_served_and_the_answer_with_its_end_and_are_left
     stored = read_answers(out_dir / "answers")
     assert stored.complete and stored.target.weights_hash and manifest.errors == {}
     assert set(manifest.finish_reasons) == {"stop", "length"}
-    assert run(target, chat, out_dir, max_new_tokens=10, temperature=0.0) == manifest and rows_of(out_dir) == rows
+    assert run(target, chat, out_dir, max_new_tokens=10, temperature=0.0) == manifest
+    assert read_answer_rows(out_dir) == rows
 
 
 def test_order_window_and_batch_size_do_not_change_a_row_and_the_seed_does(target, chat, out_dir, tmp_path):
@@ -94,17 +95,17 @@ def test_order_window_and_batch_size_do_not_change_a_row_and_the_seed_does(targe
     prompts = list(read_jsonl(out_dir / "prompts" / "prompts.jsonl"))
     other = write_prompts(tmp_path / "other", prompts[::-1])
     run(target, chat, other, batch_size=2, window=5)
-    assert rows_of(out_dir) == rows_of(other)
+    assert read_answer_rows(out_dir) == read_answer_rows(other)
     seeded = copy_prompts(out_dir, tmp_path / "seeded")
     run(target, chat, seeded, seed=1)
-    ids, others = ([row["input_ids"] for row in rows_of(folder).values()] for folder in (out_dir, seeded))
+    ids, others = ([row["input_ids"] for row in read_answer_rows(folder).values()] for folder in (out_dir, seeded))
     assert ids != others
 
 
 def test_a_conversation_stays_one_row_while_each_prompt_continues_it(target, chat, tmp_path):
     out_dir = write_prompts(tmp_path, [prompt(0, *QUICK)])
     run(target, chat, out_dir, max_new_tokens=40, temperature=0.0)
-    (row,) = rows_of(out_dir).values()
+    (row,) = read_answer_rows(out_dir).values()
     assert row["id"] == "p0#0" and row["finish_reasons"] == ["stop"] * 3 and len(set(row["seeds"])) == 3
     for (start, end), index in zip(row["turns"], (1, 3, 5), strict=True):
         assert row["input_ids"][:start] == chat.prompt_ids(row["messages"][:index])
@@ -117,7 +118,7 @@ def test_a_prompt_that_rewrites_earlier_answers_begins_a_new_row(target, tmp_pat
     chat = shortening_chat(tmp_path)
     out_dir = write_prompts(tmp_path, [prompt(0, *QUICK[:2])])
     run(target, chat, out_dir, max_new_tokens=40, temperature=0.0)
-    rows = rows_of(out_dir)
+    rows = read_answer_rows(out_dir)
     assert list(rows) == ["p0#0", "p0#1"]
     for row, index in zip(rows.values(), (1, 3), strict=True):
         assert len(row["turns"]) == 1
@@ -138,14 +139,14 @@ def test_a_cut_answer_ends_its_conversation_and_is_kept_or_dropped(target, chat,
     for on_length in ("keep", "drop"):
         out_dir = write_prompts(tmp_path / on_length, [prompt(0, QUICK[0]), prompt(1, "List files", "More")])
         counts = run(target, chat, out_dir, on_length=on_length, temperature=0.0, max_new_tokens=8)
-        rows = rows_of(out_dir)
+        rows = read_answer_rows(out_dir)
         assert rows["p0#0"]["finish_reasons"] == ["stop"]
         assert counts.cut == 1
         if on_length == "keep":
             assert rows["p1#0"]["finish_reasons"] == ["length"] and len(rows) == 2
         else:
             assert "p1#0" not in rows and sum(counts.errors.values()) == 1
-            (error,) = errors_of(out_dir)
+            (error,) = read_answer_errors(out_dir)
             assert error["prompt_id"] == "p1" and "on_length=drop" in error["reason"]
 
 
@@ -239,12 +240,13 @@ def test_a_kill_between_errors_and_rows_loses_neither_and_asks_for_nothing_twice
     with pytest.raises(KeyboardInterrupt):
         run(target, chat, out_dir, **settings)
     monkeypatch.setattr(AnswerStore, "_append", append)
-    kept = rows_of(out_dir)
+    kept = read_answer_rows(out_dir)
     assert set(kept) == {"p0#0"}
     asked.clear()
     assert run(target, chat, out_dir, **settings) == whole
-    assert Counter(asked) + Counter(asked_for(kept)) == Counter(asked_for(rows_of(tmp_path / "whole")))
-    assert rows_of(out_dir) == rows_of(tmp_path / "whole") and errors_of(out_dir) == errors_of(tmp_path / "whole")
+    assert Counter(asked) + Counter(asked_for(kept)) == Counter(asked_for(read_answer_rows(tmp_path / "whole")))
+    assert read_answer_rows(out_dir) == read_answer_rows(tmp_path / "whole")
+    assert read_answer_errors(out_dir) == read_answer_errors(tmp_path / "whole")
 
 
 def test_a_kill_in_the_first_window_keeps_the_batches_that_are_finished_and_says_how_many(
@@ -263,14 +265,14 @@ def test_a_kill_in_the_first_window_keeps_the_batches_that_are_finished_and_says
     monkeypatch.setattr(eagle3.answers.huggingface, "generate", killed)
     with pytest.raises(KeyboardInterrupt):
         run(target, chat, out_dir, batch_size=2, window=1024)
-    kept = {row["prompt_id"] for row in rows_of(out_dir).values()}
+    kept = {row["prompt_id"] for row in read_answer_rows(out_dir).values()}
     assert len(kept) >= 3
     assert f"kept {len(kept)} of 7 prompts" in caplog.text
     caplog.clear()
     monkeypatch.setattr(eagle3.answers.huggingface, "generate", generate)
     run(target, chat, out_dir, batch_size=2, window=1024)
     assert f"kept {len(kept)} of 7 prompts" in caplog.text
-    assert rows_of(out_dir) == rows_of(tmp_path / "whole")
+    assert read_answer_rows(out_dir) == read_answer_rows(tmp_path / "whole")
 
 
 def test_tokens_are_counted_while_they_are_made(target, chat, monkeypatch):
@@ -305,27 +307,29 @@ def test_prompts_of_a_batch_that_fails_are_answered_alone_and_only_the_faulty_on
 
     monkeypatch.setattr(eagle3.answers.huggingface, "generate", failing)
     manifest = run(target, chat, out_dir)
-    assert [error["prompt_id"] for error in errors_of(out_dir)] == ["p5"]
+    assert [error["prompt_id"] for error in read_answer_errors(out_dir)] == ["p5"]
     assert manifest.errors == {"OutOfMemoryError": 1}
-    assert rows_of(out_dir) == {key: row for key, row in rows_of(whole).items() if row["prompt_id"] != "p5"}
+    others = {key: row for key, row in read_answer_rows(whole).items() if row["prompt_id"] != "p5"}
+    assert read_answer_rows(out_dir) == others
     monkeypatch.undo()
     assert run(target, chat, out_dir).errors == {}
-    assert rows_of(out_dir) == rows_of(whole)
+    assert read_answer_rows(out_dir) == read_answer_rows(whole)
 
 
 def test_a_prompt_that_is_too_long_is_an_error_until_the_limit_allows_it(target, chat, tmp_path):
     secret = "confidential " * 30
     out_dir = write_prompts(tmp_path, [prompt(0, QUICK[0]), prompt(1, secret), prompt(2, QUICK[0], secret)])
     run(target, chat, out_dir, max_prompt_tokens=40, max_new_tokens=8, temperature=0.0)
-    assert set(rows_of(out_dir)) == {"p0#0", "p2#0"}
-    first, second = errors_of(out_dir)
+    assert set(read_answer_rows(out_dir)) == {"p0#0", "p2#0"}
+    first, second = read_answer_errors(out_dir)
     assert (first["prompt_id"], first["turn"], first["retry"]) == ("p1", 0, False)
     assert (second["prompt_id"], second["turn"], second["retry"]) == ("p2", 1, True)
     for part in ("sampling.max_prompt_tokens", "sampling.max_new_tokens in the target's context", "at most 40"):
         assert part in first["reason"]
     assert "confidential" not in json.dumps([first, second])
     run(target, chat, out_dir, max_prompt_tokens=None, max_new_tokens=8, temperature=0.0)
-    assert "p1#0" in rows_of(out_dir) and [error["prompt_id"] for error in errors_of(out_dir)] == ["p2"]
+    assert "p1#0" in read_answer_rows(out_dir)
+    assert [error["prompt_id"] for error in read_answer_errors(out_dir)] == ["p2"]
 
 
 def test_imported_conversations_give_a_row_for_each_answer_and_reasons_by_name(target, chat, tmp_path):
@@ -337,13 +341,13 @@ def test_imported_conversations_give_a_row_for_each_answer_and_reasons_by_name(t
     foreign["messages"] += [{**hi, "prompt_ids": [5, 6], "output_ids": [7, 2], "finish_reason": "stop"}]
     out_dir = write_prompts(tmp_path, [talk, prompt(1, "no answer"), twice, foreign])
     counts = run(target, chat, out_dir, imported="stop")
-    rows = rows_of(out_dir)
+    rows = read_answer_rows(out_dir)
     assert list(rows) == ["p0#0", "p0#2"] and counts.finish_reasons == {"unstated": 2}
     for row, text in zip(rows.values(), ("Hi!", "Hello."), strict=True):
         ((start, end),) = row["turns"]
         assert target.tokenizer.decode(row["input_ids"][start:end]) == text + "<|im_end|>"
         assert end == len(row["input_ids"]) and row["messages"][-1]["content"] == text
-    refused = [(error["prompt_id"], error["turn"], error["reason"]) for error in errors_of(out_dir)]
+    refused = [(error["prompt_id"], error["turn"], error["reason"]) for error in read_answer_errors(out_dir)]
     none = "the conversation has no assistant turn to import"
     assert refused == [
         ("p0", 1, END_OF_TURN_INSIDE), ("p1", 0, none),
@@ -371,11 +375,11 @@ def test_the_targets_own_answers_come_back_by_ids_as_they_were_and_by_text_with_
 ):
     run(target, chat, out_dir, max_new_tokens=10, temperature=0.0)
     reasons = set()
-    for number, (raw, ids, reason) in enumerate(made_elsewhere(rows_of(out_dir), made)):
-        messages = messages_of(raw, keep_answers=True)
+    for number, (raw, ids, reason) in enumerate(made_elsewhere(read_answer_rows(out_dir), made)):
+        messages = read_messages(raw, keep_answers=True)
         again = write_prompts(tmp_path / str(number), [prompt("x") | {"messages": messages}])
         run(target, chat, again, imported="stop")
-        row = list(rows_of(again).values())[-1]
+        row = list(read_answer_rows(again).values())[-1]
         ((start, end),) = row["turns"]
         answer_ids = row["input_ids"][start:end]
         assert row["input_ids"][:start] == ids["prompt_ids"] and row["seeds"] == [None]
@@ -443,9 +447,9 @@ def test_a_stage_without_any_answer_begins_again_with_other_settings(target, cha
         run(target, chat, out_dir, **failing)
     if changed == "prompts":
         write_prompts(out_dir, [prompt(9, QUICK[0])])
-    assert errors_of(out_dir)
+    assert read_answer_errors(out_dir)
     assert run(target, chat, out_dir, temperature=0.1).rows == (1 if changed == "prompts" else 7)
-    assert errors_of(out_dir) == []
+    assert read_answer_errors(out_dir) == []
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def _trained(kind: str) -> str:
     return tokenizer.to_str()
 
 
-def tokenizer_of(kind: str, control: list[str]) -> PreTrainedTokenizerFast:
+def build_tokenizer(kind: str, control: list[str]) -> PreTrainedTokenizerFast:
     backend = Tokenizer.from_str(_trained(kind))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     tokenizer.add_tokens(control, special_tokens=True)

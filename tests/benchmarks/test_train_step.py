@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from random_head import SMALL, RandomSamples
-from step_cost import group_of, product_flops
+from step_cost import kernel_group, product_flops
 from torch.utils.flop_counter import FlopCounterMode
 from train_step import main, random_step, training_run
 
@@ -55,4 +55,4 @@ def test_the_flop_of_a_step_are_those_of_its_matrix_products(trained):
     ],
 )
 def test_kernels_are_told_apart(kernel, group):
-    assert group_of(kernel) == group
+    assert kernel_group(kernel) == group

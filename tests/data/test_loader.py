@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from feature_data import feature_data
-from stores import flip_a_bit, in_float32, random_sample, shard_of, write_store
+from stores import flip_a_bit, in_float32, random_sample, shard_path, write_store
 
 from eagle3.data.loader import EpochPart, PackLoader
 from eagle3.errors import InputError
@@ -47,7 +47,7 @@ def test_a_damaged_sample_is_named_when_its_pack_is_due(store_path):
 
 
 def test_a_flipped_byte_is_refused_where_shards_are_verified(store_path):
-    shard = shard_of(store_path, 0)
+    shard = shard_path(store_path, 0)
     flip_a_bit(shard)
     with pytest.raises(InputError, match=rf"{shard} has sha256 .*it is truncated or damaged and is refused"):
         feature_data(str(store_path), verify=True)

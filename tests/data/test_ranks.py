@@ -12,13 +12,13 @@ import pytest
 import torch
 from feature_data import feature_data
 from scripts import finished, run_script
-from stores import flip_a_bit, random_samples, shard_of, write_store
+from stores import flip_a_bit, random_samples, shard_path, write_store
 from training_runs import start_ranks
 
 from eagle3.errors import InputError
 
 
-def data_of(store: Path, state: dict[str, Any] | None = None, **changes: Any) -> Any:
+def make_data(store: Path, state: dict[str, Any] | None = None, **changes: Any) -> Any:
     return feature_data(str(store), state=json.loads(json.dumps(state)), current_epoch=1, readers=1, **changes)
 
 
@@ -40,7 +40,7 @@ def test_every_sample_is_trained_once_whatever_the_ranks(store, weights, lives):
         states = []
         for rank in range(ranks):
             spread = {"global_rank": rank, "world_size": ranks, "accumulate_grad_batches": micro_batches}
-            data = data_of(store, state, **spread, weights=weights)
+            data = make_data(store, state, **spread, weights=weights)
             loader = data.train_dataloader()
             left = len(loader) - behind
             for _, batch in zip(range(left if packs is None else packs), loader, strict=False):
@@ -48,21 +48,21 @@ def test_every_sample_is_trained_once_whatever_the_ranks(store, weights, lives):
             states.append(data.state_dict())
         assert all(each == states[0] for each in states)
         state, behind = states[0], behind + (left if packs is None else packs)
-    whole = data_of(store, weights=weights)
+    whole = make_data(store, weights=weights)
     expected = Counter(name for batch in whole.train_dataloader() for name in batch.pack.sample_ids)
     assert trained == expected
-    following = data_of(store, state, weights=weights)
+    following = make_data(store, state, weights=weights)
     assert following.epochs.resumed.before == state["before"]  # the epoch was ended: the next one is another
 
 
 @pytest.mark.parametrize(("weights", "ranks"), [(None, 1), ([1.5], 2)])
 def test_a_loader_that_was_asked_for_before_the_restore_loads_what_is_left(store, weights, ranks):
     """As under trainer=fsdp, where Lightning counts the steps of an epoch before it restores a checkpoint."""
-    first = data_of(store, weights=weights)
+    first = make_data(store, weights=weights)
     begun = [batch.pack.sample_ids for _, batch in zip(range(4), first.train_dataloader(), strict=False)]
     rest = []
     for rank in range(ranks):
-        data = data_of(store, global_rank=rank, world_size=ranks, weights=weights)
+        data = make_data(store, global_rank=rank, world_size=ranks, weights=weights)
         loader = data.train_dataloader()
         whole = len(loader)
         data.load_state_dict(json.loads(json.dumps(first.state_dict())))
@@ -70,19 +70,19 @@ def test_a_loader_that_was_asked_for_before_the_restore_loads_what_is_left(store
         rest += [batch.pack.sample_ids for batch in loader]
         assert len(loader) == (whole if ranks == 1 else 4 + len(rest) / (rank + 1))
         assert bool(vars(data.trainer.fit_loop)) == (len(loader) != whole)  # Lightning has counted its packs
-    expected = data_of(store, weights=weights).train_dataloader()
+    expected = make_data(store, weights=weights).train_dataloader()
     assert Counter(sum(begun + rest, ())) == Counter(sum((batch.pack.sample_ids for batch in expected), ()))
 
 
 def test_a_step_that_would_be_cut_is_refused(store):
-    data = data_of(store, world_size=2)
+    data = make_data(store, world_size=2)
     loader = iter(data.train_dataloader())
     next(loader)
     with pytest.raises(InputError, match=r"trainer\.accumulate_grad_batches=2; resume with 1"):
-        data_of(store, data.state_dict(), accumulate_grad_batches=2)
+        make_data(store, data.state_dict(), accumulate_grad_batches=2)
 
 
-def settings_of(run: Path, devices: int, strategy: str) -> list[str]:
+def train_overrides(run: Path, devices: int, strategy: str) -> list[str]:
     last = run / "checkpoints/last.ckpt"
     return [
         f"data.path={run.parent}/store", f"hydra.run.dir={run}", "data.pack_tokens=48",
@@ -93,7 +93,7 @@ def settings_of(run: Path, devices: int, strategy: str) -> list[str]:
 
 
 def train(run: Path, strategy: str, *options: str) -> str:
-    done = finished("train", *settings_of(run, 1, strategy), *options)
+    done = finished("train", *train_overrides(run, 1, strategy), *options)
     return done.stdout + done.stderr
 
 
@@ -101,7 +101,7 @@ def train_until_killed(run: Path, devices: int) -> str:
     """Train a few steps, and kill all processes."""
     last, log = run / "checkpoints/last.ckpt", run.with_suffix(".log")
     version = last.stat().st_mtime_ns
-    settings = (*settings_of(run, devices, "ddp"), "callbacks.last.every_n_steps=1")
+    settings = (*train_overrides(run, devices, "ddp"), "callbacks.last.every_n_steps=1")
     ranks = start_ranks(*settings, ranks=devices, log=log)
     while all(rank.poll() is None for rank in ranks) and last.stat().st_mtime_ns == version:
         time.sleep(0.01)
@@ -138,7 +138,7 @@ def test_a_training_continues_with_more_processes_and_with_fewer(tmp_path):
 @pytest.mark.slow
 def test_a_damaged_shard_in_the_share_of_one_rank_is_one_line(tmp_path):
     store = write_store(tmp_path / "store", random_samples(60))
-    damaged = shard_of(store, 1)  # the second rank's
+    damaged = shard_path(store, 1)  # the second rank's
     flip_a_bit(damaged)
     done = run_script(
         "train", f"data.path={store}", f"hydra.run.dir={tmp_path}/run", "data.pack_tokens=48", "ttt_steps=3",

@@ -148,9 +148,9 @@ def test_a_status_says_whether_another_server_may_answer(protocol, status, kind)
     ],
 )
 def test_an_error_body_of_any_server_is_read(body):
-    assert client.message_of(json.dumps(body).encode()) == "too long"
+    assert client.read_error_message(json.dumps(body).encode()) == "too long"
     for other in (b"<html>", b"{}", b'{"detail": []}', b'{"error": 3}', 100_000 * b"["):
-        assert client.message_of(other) == "no reason given"
+        assert client.read_error_message(other) == "no reason given"
 
 
 def test_an_error_with_status_200_is_the_servers_failure():

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported_head import FINGERPRINT, origin_of
-from stores import IDENTITY, TARGET_CONFIG, flip_a_bit, grow_store, open_store, random_samples, shard_of, write_store
+from exported_head import FINGERPRINT, make_origin
+from stores import IDENTITY, TARGET_CONFIG, flip_a_bit, grow_store, open_store, random_samples, shard_path, write_store
 
 from eagle3.errors import InputError
 from eagle3.features.concat import open_recorded, open_source
@@ -50,7 +50,7 @@ def test_the_fingerprint_is_that_of_all_stores_in_order_and_one_stays_what_it_is
 
 
 def test_ranks_share_the_verification_of_every_store(two_stores):
-    shard = shard_of(Path(two_stores[1]), 1)
+    shard = shard_path(Path(two_stores[1]), 1)
     flip_a_bit(shard, 1000)
     open_source(two_stores).verify(rank=0, world_size=2)
     with pytest.raises(InputError, match=str(shard)):
@@ -84,7 +84,7 @@ def test_the_same_store_twice_is_refused_under_any_name(two_stores, tmp_path):
 
 def test_validation_prompts_of_two_stores_are_each_prompt_once(two_stores):
     def prompts(path: str | list[str]) -> list[list[int]]:
-        store = origin_of(FINGERPRINT, TARGET_CONFIG, path=path, hash=open_source(path).fingerprint, val_fraction=0.5)
+        store = make_origin(FINGERPRINT, TARGET_CONFIG, path=path, hash=open_source(path).fingerprint, val_fraction=0.5)
         return validation_prompts(store, turns="all", limit=None, max_length=99).prompts
 
     assert prompts(open_source(two_stores).location) == prompts(two_stores[0])
@@ -93,7 +93,7 @@ def test_validation_prompts_of_two_stores_are_each_prompt_once(two_stores):
 def test_shards_of_another_store_that_were_copied_into_a_folder_are_counted(two_stores, caplog):
     open_source(two_stores)
     assert not caplog.text
-    for shard in (a_shard := shard_of(Path(two_stores[1]), 0)), a_shard.with_name("shard-000000 (1).tar"):
+    for shard in (a_shard := shard_path(Path(two_stores[1]), 0)), a_shard.with_name("shard-000000 (1).tar"):
         shutil.copy(a_shard, Path(two_stores[0], shard.name))
     assert len(open_source(two_stores[0]).samples) == 30
     assert f"1 shards there are not in its manifest.json and are not used, e.g. {a_shard.name}: " in caplog.text

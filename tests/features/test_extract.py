@@ -29,7 +29,7 @@ from eagle3.features.shards import ShardWriter
 from eagle3.features.store_writer import StoreWriter
 from eagle3.features.turns import teacher_positions
 from eagle3.storage.folder import LocalFolder, open_folder
-from eagle3.storage.prefault import sha256_of
+from eagle3.storage.prefault import sha256_bytes
 from eagle3.storage.records import sealed_bytes
 from eagle3.target.capture import Capture, Features
 from eagle3.target.model import Target
@@ -292,7 +292,7 @@ def test_a_store_of_an_earlier_version_is_read_and_not_continued(answered, run):
     old = index_bytes(ShardIndex(replace(index.facts, format_version=7), columns))
     (folder / "shard-000000.index").write_bytes(old)
     manifest = read_manifest(LocalFolder(folder))
-    shards = [replace(manifest.shards[0], index_sha256=sha256_of(memoryview(old)))]
+    shards = [replace(manifest.shards[0], index_sha256=sha256_bytes(memoryview(old)))]
     (folder / "manifest.json").write_bytes(sealed_bytes(replace(manifest, format_version=7, shards=shards)))
     store = open_store(folder)
     store.verify()

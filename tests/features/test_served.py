@@ -31,7 +31,7 @@ from eagle3.features.huggingface import HuggingFaceExtractor
 from eagle3.features.manifest import Manifest
 from eagle3.features.sample import scaled
 from eagle3.features.served import ServedExtractor, require_memory
-from eagle3.features.turns import answers_of
+from eagle3.features.turns import find_answer_spans
 from eagle3.settings.precomputing import TargetSettings
 from eagle3.target.facts import LogitTransform
 from eagle3.target.model import Target
@@ -233,7 +233,7 @@ def test_memory_must_be_there_and_hold_the_states_of_other_workers_on_this_machi
 @pytest.mark.parametrize("marks", [[0], [1], [0, 1, 1, 0, 1], [1, 0, 0, 1]])
 def test_spans_are_where_a_mask_is_set_and_the_hooks_read_them_so(marks):
     mask = torch.tensor(marks, dtype=torch.bool)
-    spans = answers_of(mask.int())
+    spans = find_answer_spans(mask.int())
     rid = f"eagle3:7:{','.join(f'{begin}-{end}' for begin, end in spans)}"
     places = mask.nonzero().flatten().tolist()
     assert eagle3_capture.teachers_in(rid, 0, len(marks)) == places

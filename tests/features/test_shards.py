@@ -12,7 +12,7 @@ import pytest
 import torch
 import webdataset
 from safetensors.torch import load
-from stores import in_float32, in_fp8, open_store, random_sample, random_samples, shard_of, write_store
+from stores import in_float32, in_fp8, open_store, random_sample, random_samples, shard_path, write_store
 
 from eagle3.errors import InputError
 from eagle3.features import shards
@@ -24,7 +24,7 @@ from eagle3.storage.folder import LocalFolder
 
 
 def one_shard(folder: Path, samples: list[Sample]) -> tuple[FeatureStore, Path]:
-    return open_store(write_store(folder, samples, shard_bytes=10**9)), shard_of(folder, 0)
+    return open_store(write_store(folder, samples, shard_bytes=10**9)), shard_path(folder, 0)
 
 
 def assert_same(one: Sample, other: Sample) -> None:

@@ -14,7 +14,7 @@ from eagle3.features.sample import Sample
 from eagle3.features.samples import SampleRef, Samples
 from eagle3.features.source import TargetWeights
 from eagle3.features.split import split_fraction
-from eagle3.features.turns import anchors_of
+from eagle3.features.turns import find_anchors
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*")  # between Lightning and PyTorch
 
@@ -52,7 +52,7 @@ class InMemory:
     @staticmethod
     def _entry(sample: Sample) -> SampleEntry:
         answers = int((sample.turns > 0).sum())
-        length, anchors = len(sample.input_ids), len(anchors_of(sample.turns))
+        length, anchors = len(sample.input_ids), len(find_anchors(sample.turns))
         return SampleEntry(sample.id, 0, 0, length, answers, anchors, split_fraction(sample.id), "")
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from exported_head import edit_json
-from stores import open_store, random_samples, shard_of, write_store
+from stores import open_store, random_samples, shard_path, write_store
 
 from eagle3.errors import InputError
 
@@ -44,7 +44,7 @@ def test_no_flipped_byte_passes_in_any_file(store_path):
 def test_a_shard_of_another_store_is_refused(store_path, tmp_path, with_tar):
     """Made from the same settings, by the same program, sealed and whole: but not the one of this manifest."""
     other = write_store(tmp_path / "other", random_samples(80)[20:])
-    ours, theirs = shard_of(store_path, 1), shard_of(other, 1)
+    ours, theirs = shard_path(store_path, 1), shard_path(other, 1)
     if with_tar:
         shutil.copy(theirs, store_path)
         ours.unlink()

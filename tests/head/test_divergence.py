@@ -31,7 +31,7 @@ DEFINITIONS: list[Callable[[Categorical, Categorical], Tensor]] = [
 ]
 
 
-def logits_of(rows: int, columns: int, seed: int = 0, scale: float = 3.0, **options: Any) -> Tensor:
+def random_logits(rows: int, columns: int, seed: int = 0, scale: float = 3.0, **options: Any) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (scale * torch.randn(rows, columns, generator=generator, dtype=torch.double)).to(**options)
 
@@ -46,7 +46,7 @@ def gradient(divergence: Divergence, logits: Tensor, target_logits: Tensor) -> T
 
 @pytest.mark.parametrize("divergence, definition", list(zip(DIVERGENCES, DEFINITIONS, strict=True)))
 def test_value_and_gradient_are_those_of_the_definition(divergence, definition):
-    logits, target_logits = logits_of(20, 33).requires_grad_(), logits_of(20, 33, seed=1)
+    logits, target_logits = random_logits(20, 33).requires_grad_(), random_logits(20, 33, seed=1)
     expected = definition(Categorical(logits=logits), Categorical(logits=target_logits))
     [expected_gradient] = torch.autograd.grad(expected.sum(), logits)
     found = value(divergence, logits, target_logits)
@@ -59,12 +59,12 @@ def test_value_and_gradient_are_those_of_the_definition(divergence, definition):
 @each_divergence
 @pytest.mark.parametrize("dtype", [torch.float32, torch.double], ids=str)
 def test_a_draft_that_equals_its_target_is_left_where_it_is(divergence, dtype):
-    logits = logits_of(20, 33, dtype=dtype)
+    logits = random_logits(20, 33, dtype=dtype)
     # Equal to the last bit, as total variation has a kink there.
     found = divergence.gradient(logits.log_softmax(-1), torch.zeros(20, dtype=dtype), divergence.of_target(logits))
     assert float(found.abs().max()) < 10 * torch.finfo(dtype).eps
     at_most = value(divergence, logits, logits)
-    assert (value(divergence, logits + logits_of(20, 33, seed=1, dtype=dtype), logits) > at_most).all()
+    assert (value(divergence, logits + random_logits(20, 33, seed=1, dtype=dtype), logits) > at_most).all()
 
 
 @each_divergence
@@ -78,14 +78,15 @@ def test_a_one_hot_target_has_a_finite_value_and_gradient_even_for_a_draft_that_
     found = gradient(divergence, sure, target_logits)
     assert found.isfinite().all()
     assert not found[1].any()  # right already
-    unsure = logits_of(2, 7, dtype=dtype)
+    unsure = random_logits(2, 7, dtype=dtype)
     downhill = unsure - torch.nn.functional.normalize(gradient(divergence, unsure, target_logits))
     assert (downhill.softmax(-1)[:, 3] > unsure.softmax(-1)[:, 3]).all()
 
 
 @each_divergence
 def test_the_kernel_weighs_each_row_and_gives_none_to_a_row_without_loss(divergence):
-    logits, target_logits, weight = logits_of(6, 11), logits_of(2, 11, seed=1), torch.tensor([1.0, 0, 2, 0.5, 3, 0])
+    logits, target_logits = random_logits(6, 11), random_logits(2, 11, seed=1)
+    weight = torch.tensor([1.0, 0, 2, 0.5, 3, 0])
     of_row, written = torch.tensor([0, 0, 1, 1, 1, 0]), logits.clone()
     losses, best = plain_loss_and_gradient(divergence, written, target_logits, of_row, weight.double())
     torch.testing.assert_close(losses, value(divergence, logits, target_logits[of_row]))
@@ -163,7 +164,7 @@ def test_a_function_that_cannot_be_called_is_one_line(name):
 @pytest.mark.parametrize("divergence", [Jeffreys(), Slopes(), Overflows(), OF_FUNCTION])
 def test_an_own_divergence_with_the_right_gradient_or_none_passes_and_is_differentiated_in_validation_too(divergence):
     require_consistent(divergence, 200, torch.device("cpu"), uses_gradient=True)
-    logits, target_logits = logits_of(4, 33), logits_of(4, 33, seed=1)
+    logits, target_logits = random_logits(4, 33), random_logits(4, 33, seed=1)
     with torch.inference_mode():
         found = gradient(divergence, logits, target_logits)
     torch.testing.assert_close(found, gradient(divergence, logits, target_logits), equal_nan=True)

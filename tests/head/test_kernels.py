@@ -25,7 +25,7 @@ from eagle3.head.kernels import KernelPlan, KernelSettings, choose_kernels, kern
 from eagle3.head.layer import PlainLayer
 from eagle3.head.loss import plain_loss
 
-GpuOf = Callable[..., None]
+PretendGpu = Callable[..., None]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
@@ -46,7 +46,7 @@ def choose(
 
 
 @pytest.fixture
-def gpu_of(monkeypatch: pytest.MonkeyPatch) -> GpuOf:
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> PretendGpu:
     """A GPU of some compute capability, with PyTorch's flash kernel but, as far as one can look, without Triton."""
 
     def pretend(*capability: int) -> None:
@@ -97,8 +97,8 @@ def test_what_is_named_is_taken(caplog):
     assert plan.layer.keywords["elementwise"] is plan.loss.elementwise
 
 
-def test_on_a_gpu_without_triton_auto_takes_pytorchs_flash_kernel_and_the_plain_layer(gpu_of, caplog):
-    gpu_of(9, 0)
+def test_on_a_gpu_without_triton_auto_takes_pytorchs_flash_kernel_and_the_plain_layer(pretend_gpu, caplog):
+    pretend_gpu(9, 0)
     with caplog.at_level("INFO"):
         plan = choose(GPU, head={"head_dim": 64})
     assert plan.attention.func is FlashAttention and isinstance(plan.attention.keywords["kernel"], TorchFlash)
@@ -174,8 +174,8 @@ def test_settings_that_make_no_sense_are_refused_before_anything_runs(settings, 
         ("torch_flash", (9, 0), {"head_dim": 264}, r"at most 256, here model\.head_dim=264"),
     ],
 )
-def test_a_flash_kernel_says_why_it_cannot_run(name, capability, changes, obstacle, gpu_of, monkeypatch):
-    gpu_of(*capability)
+def test_a_flash_kernel_says_why_it_cannot_run(name, capability, changes, obstacle, pretend_gpu, monkeypatch):
+    pretend_gpu(*capability)
     monkeypatch.setattr("eagle3.head.fast.flash_kernels.find_spec", lambda _: object())
     found = flash_obstacle(name, **{"device": GPU, "precision": "bf16-mixed", "head_dim": 64} | changes)
     assert found is None if obstacle is None else re.search(obstacle, found)
@@ -199,8 +199,8 @@ def test_float8_takes_the_parts_that_multiply_in_it_also_on_the_cpu():
         ((8, 9), "bf16-mixed", {"intermediate_size": 32, "draft_vocab_size": 32}, None),
     ],
 )
-def test_float8_is_refused_where_it_cannot_run(capability, precision, head, obstacle, gpu_of):
-    gpu_of(*capability)
+def test_float8_is_refused_where_it_cannot_run(capability, precision, head, obstacle, pretend_gpu):
+    pretend_gpu(*capability)
     if obstacle is None:
         assert choose(GPU, precision, head, fp8=True).layer.func is FusedLayer
     else:

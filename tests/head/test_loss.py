@@ -95,7 +95,7 @@ def test_weights_of_another_shape_are_one_line(part, shape, said, compute, monke
 def test_weights_that_are_no_tensor_are_one_line(part, said, monkeypatch):
     monkeypatch.setattr(UnrollLoss, part, lambda *_: None)
     with pytest.raises(InputError, match=rf"^loss=UnrollLoss: .*{said}"):
-        UnrollLoss(decay=DECAY, normalize="token").weights_of(
+        UnrollLoss(decay=DECAY, normalize="token").checked_weights(
             ttt_batch(ragged_samples(), ttt_steps=STEPS), STEPS, torch.float32
         )
 

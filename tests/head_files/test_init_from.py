@@ -15,8 +15,8 @@ from exported_head import (
     as_specforge,
     as_speculators,
     export_head,
+    make_head_record,
     name_layers,
-    record_of,
     setting,
 )
 from heads import make_head
@@ -42,7 +42,7 @@ def head() -> DraftHead:
 
 @pytest.fixture
 def exported(head: DraftHead, tmp_path: Path) -> Editable:
-    trained = TrainedHead(head, record_of(head, FINGERPRINT, replace(TARGET_CONFIG, dtype="bfloat16")))
+    trained = TrainedHead(head, make_head_record(head, FINGERPRINT, replace(TARGET_CONFIG, dtype="bfloat16")))
     export_head(trained, tmp_path / "head", versions={})
     return Editable(tmp_path / "head")
 

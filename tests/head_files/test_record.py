@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-from exported_head import FINGERPRINT, measured, record_of
+from exported_head import FINGERPRINT, make_head_record, measured
 from heads import make_head
 from stores import TARGET_CONFIG
 
@@ -16,7 +16,7 @@ from eagle3.storage.records import seal
 
 @pytest.fixture
 def record() -> HeadRecord:
-    return record_of(make_head(), FINGERPRINT, TARGET_CONFIG)
+    return make_head_record(make_head(), FINGERPRINT, TARGET_CONFIG)
 
 
 def as_file(content: dict[str, Any]) -> bytes:

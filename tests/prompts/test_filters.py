@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from stores import CONF
 
 from eagle3.errors import InputError
-from eagle3.prompts.filters import READ_CHARACTERS, UNKNOWN, LanguageCheck, LengthCheck, language_of, split_code
+from eagle3.prompts.filters import READ_CHARACTERS, UNKNOWN, LanguageCheck, LengthCheck, detect_language, split_code
 from eagle3.prompts.reading.prompt import Prompt
 
 DEFAULTS = OmegaConf.to_container(OmegaConf.load(CONF / "prompts/filters/default.yaml"))
@@ -73,7 +73,7 @@ def test_length_counts_characters_of_system_and_user_turns_but_not_of_the_answer
 
 def test_one_sentence_is_enough_to_tell_its_language():
     for code, sentence in SENTENCES.items():
-        assert language_of(sentence) == code
+        assert detect_language(sentence) == code
         assert language(allowed=None, unknown="refuse")(prompt(sentence)).reason is None
         assert split_code([sentence]).code_share == 0
 
@@ -96,7 +96,7 @@ def test_prose_is_no_code():
 
 def test_what_says_too_little_is_unknown_and_kept_or_refused_by_config():
     for text in ("", " \n", "ok", "42", "https://example.com/een/pakket", "`rm -rf pakket`", "?!"):
-        assert language_of(split_code([text]).prose) == UNKNOWN
+        assert detect_language(split_code([text]).prose) == UNKNOWN
         assert language(allowed=["en"])(prompt(text)).reason is None
         assert language(allowed=["en"], unknown="refuse")(prompt(text)).reason == "language unknown"
 
@@ -104,12 +104,12 @@ def test_what_says_too_little_is_unknown_and_kept_or_refused_by_config():
 def test_inline_code_and_paths_do_not_speak_for_a_language():
     words = "het pakket komt te laat aan bij de klant"
     for text in (f"`{words}`", words.replace(" ", "_"), words.replace(" ", "/")):
-        assert language_of(text) == UNKNOWN
-        assert language_of(f"{SENTENCES['en']} {text}") == "en"
+        assert detect_language(text) == UNKNOWN
+        assert detect_language(f"{SENTENCES['en']} {text}") == "en"
 
 
 def test_only_the_beginning_of_the_users_prose_counts_not_the_system_prompt_or_the_answers():
-    assert language_of((SENTENCES["en"] * 9)[:READ_CHARACTERS] + SENTENCES["de"] * 99) == "en"
+    assert detect_language((SENTENCES["en"] * 9)[:READ_CHARACTERS] + SENTENCES["de"] * 99) == "en"
     mixed = prompt(SENTENCES["de"], SENTENCES["en"], SENTENCES["de"], system=SENTENCES["en"])
     assert language(allowed=["en"])(mixed).reason == "language not allowed: de"
 

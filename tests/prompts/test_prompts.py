@@ -6,7 +6,7 @@ import os
 import datasets
 import fsspec
 import pytest
-from prompt_stage import chat, messages_of, read_file, reasons, texts, users, write
+from prompt_stage import chat, read_file, read_messages, reasons, texts, users, write
 
 from eagle3.errors import InputError
 from eagle3.prompts import Refused
@@ -48,19 +48,19 @@ NOT_TRAINED = {"trained": False}
 )
 def test_how_an_answer_was_made_and_whether_it_is_trained_is_kept_with_it_and_only_then(said, kept):
     turns = [*users("a"), {"role": "assistant", "content": "x", **said}]
-    assert messages_of({"messages": turns}, keep_answers=True)[1] == {"role": "assistant", "content": "x", **kept}
-    assert messages_of({"messages": turns}, keep_answers=False) == users("a")
+    assert read_messages({"messages": turns}, keep_answers=True)[1] == {"role": "assistant", "content": "x", **kept}
+    assert read_messages({"messages": turns}, keep_answers=False) == users("a")
 
 
 def test_the_finish_reason_of_a_row_is_that_of_its_last_answer():
     answer = {"role": "assistant", "content": "x"}
     row = {"finish_reason": "length", "messages": [*users("a"), answer, *users("b"), answer]}
-    _, first, _, last = messages_of(row, keep_answers=True)
+    _, first, _, last = read_messages(row, keep_answers=True)
     assert first == answer and last == answer | {"finish_reason": "length"}
     row["messages"][3] = answer | {"finish_reason": "stop"}
-    assert messages_of(row, keep_answers=True)[3]["finish_reason"] == "stop"
+    assert read_messages(row, keep_answers=True)[3]["finish_reason"] == "stop"
     row["messages"][3] = answer | {"finish_reason": None}
-    assert messages_of(row, keep_answers=True)[3]["finish_reason"] == "length"
+    assert read_messages(row, keep_answers=True)[3]["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_finish_reason_of_a_row_is_that_of_its_last_answer():
 )
 def test_a_row_may_say_under_many_names_how_its_answer_ended(said, end):
     row = {"messages": [*users("a"), {"role": "assistant", "content": "x", "status": "incomplete"}], **said}
-    assert messages_of(row, keep_answers=True)[1]["finish_reason"] == end
+    assert read_messages(row, keep_answers=True)[1]["finish_reason"] == end
 
 
 HISTORY = [*users("a"), {"role": "assistant", "content": "x"}, *users("b")]
@@ -102,16 +102,16 @@ COMPLETION = {"choices": [{"index": 0, "message": {"role": "assistant", "content
 def test_the_answers_before_a_question_that_is_answered_elsewhere_are_not_imported(said, column):
     """They are another model's, or those of earlier requests; the row's end is not theirs."""
     with pytest.raises(Refused, match="the answer to the last question is not among the turns") as refused:
-        messages_of({"messages": HISTORY, **said}, keep_answers=True)
+        read_messages({"messages": HISTORY, **said}, keep_answers=True)
     assert refused.value.name == column
-    assert messages_of({"messages": HISTORY, **said}, keep_answers=False) == [HISTORY[0], HISTORY[2]]
-    assert messages_of({"messages": HISTORY}, keep_answers=True) == HISTORY[:2]  # cut by Model-Optimizer at an error
+    assert read_messages({"messages": HISTORY, **said}, keep_answers=False) == [HISTORY[0], HISTORY[2]]
+    assert read_messages({"messages": HISTORY}, keep_answers=True) == HISTORY[:2]  # cut by Model-Optimizer at an error
 
 
 @pytest.mark.parametrize("answer", [{"generation": "y"}, {"completion": [{"role": "assistant", "content": "y"}]}])
 def test_answers_before_one_in_a_column_of_its_own_are_not_trained(answer):
     """distilabel's and TRL's rows: what comes before is the prompt."""
-    _, before, _, last = messages_of({"prompt": HISTORY, **answer}, keep_answers=True)
+    _, before, _, last = read_messages({"prompt": HISTORY, **answer}, keep_answers=True)
     assert before["trained"] is False and last == {"role": "assistant", "content": "y"}
 
 
@@ -128,19 +128,19 @@ def test_answers_before_one_in_a_column_of_its_own_are_not_trained(answer):
 def test_the_answers_in_a_row_of_a_failed_request_are_not_imported(said, column):
     row = {"conversations": HISTORY[:2], **said}
     if column is None:
-        assert messages_of(row, keep_answers=True) == HISTORY[:2]
+        assert read_messages(row, keep_answers=True) == HISTORY[:2]
         return
     with pytest.raises(Refused, match="row of a request that failed") as refused:
-        messages_of(row, keep_answers=True)
-    assert refused.value.name == column and messages_of(row, keep_answers=False) == users("a")
+        read_messages(row, keep_answers=True)
+    assert refused.value.name == column and read_messages(row, keep_answers=False) == users("a")
 
 
 def test_an_answer_in_several_parts_is_refused_unless_its_ids_are_known():
     parts = [{"type": "text", "text": "Use "}, {"type": "text", "text": "it."}]
     with pytest.raises(Refused, match="answer in several parts"):
-        messages_of({"messages": [*users("a"), {"role": "assistant", "content": parts}]}, keep_answers=True)
+        read_messages({"messages": [*users("a"), {"role": "assistant", "content": parts}]}, keep_answers=True)
     for said in ({"content": parts} | IDS, {"content": parts[1:]}):
-        assert messages_of({"messages": [*users("a"), {"role": "assistant", **said}]}, keep_answers=True)
+        assert read_messages({"messages": [*users("a"), {"role": "assistant", **said}]}, keep_answers=True)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_an_answer_in_several_parts_is_refused_unless_its_ids_are_known():
 )
 def test_what_cannot_be_how_an_answer_was_made_is_refused(said, reason):
     with pytest.raises(Refused, match=reason):
-        messages_of({"messages": [*users("a"), {"role": "assistant", "content": "x", **said}]}, keep_answers=True)
+        read_messages({"messages": [*users("a"), {"role": "assistant", "content": "x", **said}]}, keep_answers=True)
 
 
 def test_system_turns_stay_where_they_are_unless_blank_or_after_the_last_user_turn(prepare):

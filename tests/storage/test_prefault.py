@@ -36,5 +36,5 @@ def test_pages_of_a_mapped_file_come_at_once(tmp_path):
 def test_the_hash_is_that_of_all_bytes_wherever_they_are(monkeypatch, size):
     monkeypatch.setattr(prefault, "AT_ONCE", 4999)
     content = random.Random(size).randbytes(size + 1)
-    assert prefault.sha256_of(memoryview(content)[1:]) == hashlib.sha256(content[1:]).hexdigest()
+    assert prefault.sha256_bytes(memoryview(content)[1:]) == hashlib.sha256(content[1:]).hexdigest()
     prefault.bring_in(0, 10**6)  # nobody's: looked at by nobody

@@ -56,7 +56,7 @@ def new_process(hub: FakeHub, *, offline: bool = False) -> None:
     hub.asked.clear()
 
 
-def run_of(*overrides: str) -> PrecomputeRun:
+def compose_precompute(*overrides: str) -> PrecomputeRun:
     here = ("prompts.path=x", "out_dir=x", "answers=huggingface", "features=huggingface")
     return compose_run("precompute", f"target.path={NAME}", *here, *overrides)
 
@@ -93,7 +93,7 @@ def test_only_the_files_of_the_index_are_fetched(hub, tiny_path, tmp_path):
 
 
 def test_a_run_stays_at_the_commit_that_it_began_with(hub, tiny_path):
-    run = check_ahead(run_of(), [*STAGES.values()])
+    run = check_ahead(compose_precompute(), [*STAGES.values()])
     [first] = hub.models[NAME]
     assert run.target.revision == first
     weights = load((tiny_path / WEIGHTS).read_bytes())
@@ -131,7 +131,7 @@ def test_what_the_hub_does_not_give_is_one_line_before_the_first_stage(hub, monk
     monkeypatch.setenv("HF_TOKEN", "hf_other")
     spoil(hub)
     with pytest.raises(InputError, match=message) as caught:
-        check_ahead(run_of(), [*STAGES.values()])
+        check_ahead(compose_precompute(), [*STAGES.values()])
     assert "hf_other" not in str(caught.value) and "\n" not in str(caught.value)
     assert all(bar.disable for bar in of_the_hub.WeightsBar.made)  # closed: the line does not continue one of them
 

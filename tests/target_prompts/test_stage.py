@@ -52,8 +52,8 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def fails(run: Run, error_of: Callable[..., str]) -> Callable[..., str]:
-    return lambda *overrides, **settings: error_of(run, *overrides, **settings)
+def fails(run: Run, error_line: Callable[..., str]) -> Callable[..., str]:
+    return lambda *overrides, **settings: error_line(run, *overrides, **settings)
 
 
 @pytest.fixture
@@ -69,50 +69,50 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seeds
 
 
-def samples_of(out_dir: Path) -> list[dict]:
+def read_samples(out_dir: Path) -> list[dict]:
     return [row for path in sorted((out_dir / "target_prompts").glob("round-*.jsonl")) for row in read_jsonl(path)]
 
 
-def prompts_of(out_dir: Path) -> list[dict]:
+def read_prompt_rows(out_dir: Path) -> list[dict]:
     return [*read_jsonl(out_dir / "prompts" / "prompts.jsonl")]
 
 
-def files_of(out_dir: Path) -> dict[str, bytes]:
+def file_contents(out_dir: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (out_dir / "target_prompts").iterdir()}
 
 
 def test_a_target_alone_gives_as_many_prompts_as_are_asked_for_and_answers_them(run, sampled):
     out_dir = run("prompts.limit=12", stages="[prompts,answers]")
-    prompts, rows = prompts_of(out_dir), [*read_jsonl(out_dir / "answers" / "answers.jsonl")]
+    prompts, rows = read_prompt_rows(out_dir), [*read_jsonl(out_dir / "answers" / "answers.jsonl")]
     assert len(prompts) == 12 and {row["prompt_id"] for row in rows} == {prompt["id"] for prompt in prompts}
     assert {(prompt["source"], prompt["license"]) for prompt in prompts} == {("target", "output of the target")}
     source = read_sealed_json(out_dir / "prompts" / "ledger.json", made_by="")["sources"]["target"]
-    samples = samples_of(out_dir)
+    samples = read_samples(out_dir)
     assert [row["number"] for row in samples] == [*range(source["rows"])]
     assert {row["written_by"] for row in samples} == {str(TINY)}
     refused = Counter(row["refused"] for row in samples if row["refused"])
     assert refused and refused.items() <= source["rejected"].items()  # each is counted by its reason
     assert len(sampled) == len(set(sampled)) == len(samples) + 12
     again = run("prompts.limit=12", stages="[prompts,answers]")
-    assert prompts_of(again) == prompts and len(sampled) == len(samples) + 12  # nothing is made twice
+    assert read_prompt_rows(again) == prompts and len(sampled) == len(samples) + 12  # nothing is made twice
 
 
 def test_some_of_the_targets_prompts_can_be_held_out(run):
     out_dir = run("prompts.limit=12", "prompts.held_out=4")
-    held_out = [prompt["id"] for prompt in prompts_of(out_dir / "held_out")]
-    training = [prompt["id"] for prompt in prompts_of(out_dir)]
+    held_out = [prompt["id"] for prompt in read_prompt_rows(out_dir / "held_out")]
+    training = [prompt["id"] for prompt in read_prompt_rows(out_dir)]
     assert len(held_out) == 4 and len(training) == 8 and not {*held_out} & {*training}
 
 
 def test_more_prompts_continue_the_samples_and_other_settings_are_refused(run, fails, sampled):
-    few = prompts_of(run("prompts.limit=5"))
+    few = read_prompt_rows(run("prompts.limit=5"))
     made = len(sampled)
-    more = prompts_of(run("prompts.limit=10"))
+    more = read_prompt_rows(run("prompts.limit=10"))
     assert more[:5] == few and len(more) == 10
     assert len(set(sampled)) == len(sampled) > made
     line = fails("prompts.limit=5", "prompts.from_target.temperature=0.9")
     assert "prompts.from_target.temperature=1.0 then, 0.9 now" in line and "target_prompts" in line
-    assert prompts_of(run("prompts.limit=5", "prompts.from_target.seed=1", name="other")) != few
+    assert read_prompt_rows(run("prompts.limit=5", "prompts.from_target.seed=1", name="other")) != few
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -152,7 +152,7 @@ def test_a_run_that_is_stopped_at_any_sample_resumes_with_each_sample_once(run, 
         unfinished.write_bytes(unfinished.read_bytes() + b'{"id": "00')  # a line that was cut short
     monkeypatch.setattr(eagle3.answers.huggingface, "generate", unstopped)
     resumed = run(*settings, name="killed")
-    assert files_of(resumed) == files_of(expected) and prompts_of(resumed) == prompts_of(expected)
+    assert file_contents(resumed) == file_contents(expected) and read_prompt_rows(resumed) == read_prompt_rows(expected)
 
 
 def test_a_limit_that_was_lowered_shortens_the_round_that_was_stopped(run, monkeypatch, sampled):
@@ -168,9 +168,9 @@ def test_a_limit_that_was_lowered_shortens_the_round_that_was_stopped(run, monke
         first.setattr(eagle3.answers.huggingface, "generate", stops)
         run("prompts.limit=200", *window)
     out_dir = run("prompts.limit=12", *window)
-    assert len(sampled) == len(set(sampled)) == len(samples_of(out_dir))
+    assert len(sampled) == len(set(sampled)) == len(read_samples(out_dir))
     assert len([*read_jsonl(out_dir / "target_prompts" / "round-0000.jsonl")]) == 15  # 12 / FIRST_SHARE, not 250
-    assert len(prompts_of(out_dir)) == 12
+    assert len(read_prompt_rows(out_dir)) == 12
 
 
 def own_prompts(folder: Path, count: int) -> Path:
@@ -189,10 +189,10 @@ def own_prompts(folder: Path, count: int) -> Path:
 def test_own_prompts_and_the_target_s_are_mixed_by_number_or_share(run, tmp_path, settings, by_target, own):
     path = own_prompts(tmp_path, 20)
     out_dir = run(f"prompts.path={path}", *settings)
-    sources = Counter(prompt["source"] == "target" for prompt in prompts_of(out_dir))
+    sources = Counter(prompt["source"] == "target" for prompt in read_prompt_rows(out_dir))
     assert sources == {True: by_target, False: own}
     report = (out_dir / "prompts" / "report.md").read_text()
-    assert f"| target | {len(samples_of(out_dir))} | {by_target} |" in report and f"| own | 20 | {own} |" in report
+    assert f"| target | {len(read_samples(out_dir))} | {by_target} |" in report and f"| own | 20 | {own} |" in report
 
 
 def test_own_prompts_of_which_none_passes_are_refused_before_the_target_writes_any(fails, tmp_path, sampled):
@@ -205,22 +205,22 @@ def test_system_prompts_steer_in_turn_and_are_kept_only_where_asked(run):
     steering = "prompts.from_target.system_prompts=['Talk of SQL.','Talk of Rust.']"
     plain = run("prompts.limit=6", steering)
     kept = run("prompts.limit=6", steering, "prompts.from_target.keep_system_prompts=true", name="kept")
-    assert {message["role"] for prompt in prompts_of(plain) for message in prompt["messages"]} == {"user"}
-    for row in samples_of(kept):
+    assert {message["role"] for prompt in read_prompt_rows(plain) for message in prompt["messages"]} == {"user"}
+    for row in read_samples(kept):
         assert row["messages"][0] == {"role": "system", "content": ("Talk of SQL.", "Talk of Rust.")[row["number"] % 2]}
-    users = [[each for each in row["messages"] if each["role"] == "user"] for row in samples_of(kept)]
-    assert users == [row["messages"] for row in samples_of(plain)]
+    users = [[each for each in row["messages"] if each["role"] == "user"] for row in read_samples(kept)]
+    assert users == [row["messages"] for row in read_samples(plain)]
 
 
 def test_conversations_of_several_turns_have_answers_between_their_user_turns(run):
     turns = ("prompts.from_target.turns=3", "prompts.from_target.max_new_tokens=64", "sampling.max_new_tokens=64")
     out_dir = run("prompts.limit=4", *turns)
-    rows = [row for row in samples_of(out_dir) if not row["refused"]]
+    rows = [row for row in read_samples(out_dir) if not row["refused"]]
     assert max(len(row["messages"]) for row in rows) > 2
     for row in rows:
         assert [each["role"] for each in row["messages"]] == (["user", "assistant"] * 3)[: len(row["messages"])]
         assert row["ended"] or len(row["messages"]) == 5
-    users = {message["role"] for prompt in prompts_of(out_dir) for message in prompt["messages"]}
+    users = {message["role"] for prompt in read_prompt_rows(out_dir) for message in prompt["messages"]}
     assert users == {"user"}  # the answers stage answers each turn again
 
 
@@ -231,7 +231,7 @@ def test_a_number_that_duplicates_make_unreachable_ends_with_the_counts_and_what
     assert "prompts.from_target.temperature" in line and "prompts.from_target.least_kept=0.05" in line
     assert not (tmp_path / "out/prompts/prompts.jsonl").exists()
     [kept] = {int(word.partition("=")[2].rstrip("),")) for word in line.split() if word.startswith("(prompts.limit=")}
-    assert len(prompts_of(run(f"prompts.limit={kept}", *cold))) == kept  # as the message says, with no new sample
+    assert len(read_prompt_rows(run(f"prompts.limit={kept}", *cold))) == kept  # as the message says, with no new sample
 
 
 @pytest.mark.parametrize(
@@ -292,14 +292,14 @@ def test_a_server_of_sglang_writes_and_answers_what_the_target_does_here(run, se
     here = run("prompts.limit=5", "answers.batch_size=1", name="here", stages="[prompts,answers]")
     with serving(server) as url:
         there = run("prompts.limit=5", *at(url), stages="[prompts,answers]")
-    assert samples_of(there) == samples_of(here) and prompts_of(there) == prompts_of(here)
+    assert read_samples(there) == read_samples(here) and read_prompt_rows(there) == read_prompt_rows(here)
     assert server.most_running <= 4
 
 
 def test_a_server_of_the_openai_protocol_writes_prompts_and_one_without_token_ids_is_refused(run, fails, server):
     with serving(server) as url:
         out_dir = run("prompts.limit=4", *at(url, "openai"))
-        assert len(prompts_of(out_dir)) == 4 and all(isinstance(body["prompt"], list) for body in server.received)
+        assert len(read_prompt_rows(out_dir)) == 4 and all(isinstance(body["prompt"], list) for body in server.received)
         server.fault = lambda number: web.json_response({"choices": [{"text": "Why?", "finish_reason": "stop"}]})
         line = fails("prompts.limit=6", *at(url, "openai"), name="text")
         assert f"{url} returns text and no token ids" in line

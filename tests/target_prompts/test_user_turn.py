@@ -24,7 +24,7 @@ from eagle3.target_prompts.user_turn import (
     user_turn,
 )
 from eagle3.target_prompts.written import NO_ROOM, Sample, Writing
-from tests.answers.tokenizer_kinds import KINDS, tokenizer_of
+from tests.answers.tokenizer_kinds import KINDS, build_tokenizer
 
 SYSTEM = "You are a coding assistant for SQL."
 # Template → what ends a user's turn in it, where that is not what ends the target's.
@@ -77,7 +77,7 @@ MISTRAL = "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST]
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_space_before_the_text_is_left_to_the_target_where_it_is_part_of_its_first_token(kind, tmp_path):
     (tmp_path / "mistral.jinja").write_text(MISTRAL)
-    tokenizer = tokenizer_of(kind, ["[INST]", "[/INST]"])
+    tokenizer = build_tokenizer(kind, ["[INST]", "[/INST]"])
     chat = Chat(tokenizer, ChatSettings(**{**SETTINGS, "template": str(tmp_path / "mistral.jinja")}), stop_ids={2})
     turn = first_user_turn(chat, None)
     assert tokenizer.convert_ids_to_tokens(turn.header)[:2] == ["<s>", "[INST]"]

@@ -102,9 +102,9 @@ def test_lightning_starts_the_ranks_in_a_job_without_srun(monkeypatch):
         ("trainer.strategy=ddp_spawn", "trainer.strategy=ddp_spawn trains in copies of this process"),
     ],
 )
-def test_ranks_that_would_wait_or_be_lost_are_refused(store_path, tmp_path, error_of, setting, message):
+def test_ranks_that_would_wait_or_be_lost_are_refused(store_path, tmp_path, error_line, setting, message):
     settings = (f"data.path={store_path}", f"run_dir={tmp_path}/run", *SHORT, "trainer.devices=2", setting)
-    assert message in error_of(call_script, "train", *settings, output_dir=tmp_path / "run")
+    assert message in error_line(call_script, "train", *settings, output_dir=tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,11 @@ def test_ranks_that_would_wait_or_be_lost_are_refused(store_path, tmp_path, erro
     [({}, "start it once, e.g. with srun --ntasks=1"), ({"SUBMITIT_EXECUTOR": "slurm"}, "give trainer.num_nodes=2")],
 )
 def test_a_sweep_is_started_once_and_a_job_of_it_uses_the_ranks_that_it_asked_for(
-    monkeypatch, tmp_path, error_of, variables, message
+    monkeypatch, tmp_path, error_line, variables, message
 ):
     launch(monkeypatch, SRUN | variables)
     monkeypatch.setattr("eagle3.commands.train.in_sweep", lambda: True)
-    assert message in error_of(
+    assert message in error_line(
         call_script, "train", "data.path=DIR", f"run_dir={tmp_path}", *SHORT, output_dir=tmp_path
     )
 

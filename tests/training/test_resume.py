@@ -42,7 +42,7 @@ def save(checkpoint: Path) -> Saved:
     return saved
 
 
-def step_of(path: str | None) -> int:
+def read_step(path: str | None) -> int:
     assert path is not None
     return torch.load(path, weights_only=True)["global_step"]
 
@@ -105,7 +105,7 @@ def test_a_start_resumes_the_latest_checkpoint_and_costs_none(tmp_path, save, he
         given, expected = (each and each.replace(place, str(folder)) for each in (given, expected))
     if expected is None or Path(expected).is_file():
         assert RunCheckpoints(run, str(places["COPIES"])).resume_from(given) == expected
-        assert not here or step_of(expected) == here[LAST]
+        assert not here or read_step(expected) == here[LAST]
     else:
         assert expected in refusal(run, given, places["COPIES"])
 
@@ -144,8 +144,8 @@ def test_a_run_that_was_continued_elsewhere_resumes_from_the_later_copy(tmp_path
         save(folder / "last.ckpt", step)
         save(folder / f"best-step{step - 1}.ckpt", step - 1)
     resumed = RunCheckpoints(run, str(copies)).resume_from("auto")
-    assert (resumed, step_of(resumed)) == (str(run / "checkpoints/last.ckpt"), 500)
-    assert step_of(str(run / "checkpoints/best-step499.ckpt")) == 499
+    assert (resumed, read_step(resumed)) == (str(run / "checkpoints/last.ckpt"), 500)
+    assert read_step(str(run / "checkpoints/best-step499.ckpt")) == 499
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoints"])
@@ -261,7 +261,7 @@ def test_in_a_bucket_a_second_start_is_refused_while_the_first_runs_and_a_restar
         first.close()
         before = time.monotonic()
         second = started(run, copies)
-        assert time.monotonic() - before > 0.9 and step_of(str(second.latest())) == 500
+        assert time.monotonic() - before > 0.9 and read_step(str(second.latest())) == 500
         second.close()  # ended, or told to
         assert not bucket.names("alive.json") and bucket.names("run.json")
         third = started(tmp_path / "third", copies)
@@ -314,8 +314,8 @@ def test_a_kill_while_checkpoints_are_copied_loses_none(tmp_path, save, monkeypa
         patch.setattr(resume, "_download", killed_after_one)
         RunCheckpoints(run, str(copies)).resume_from("auto")
     assert copied == ["last.ckpt"]
-    assert step_of(RunCheckpoints(run, str(copies)).resume_from("auto")) == 500
-    assert step_of(str(run / "checkpoints/best-step400.ckpt")) == 400
+    assert read_step(RunCheckpoints(run, str(copies)).resume_from("auto")) == 500
+    assert read_step(str(run / "checkpoints/best-step400.ckpt")) == 400
 
 
 @pytest.mark.slow

@@ -118,37 +118,37 @@ WORST = "hydra.sweeper.direction=minimize looks for the worst head: callbacks.be
         pytest.param(["hparams_search=optuna", "hydra.sweeper.n_jobs=0"], "n_jobs=0 must be 1", marks=needs_optuna),
     ],
 )  # fmt: skip
-def test_a_sweep_that_would_mix_jobs_or_look_for_the_worst_is_one_line(tmp_path, error_of, overrides, reason):
+def test_a_sweep_that_would_mix_jobs_or_look_for_the_worst_is_one_line(tmp_path, error_line, overrides, reason):
     if RATES[0] in overrides:
         earlier_sweep(tmp_path, *RATES)
-    assert reason in error_of(RankedTable().on_multirun_start, composed(tmp_path, *overrides))
+    assert reason in error_line(RankedTable().on_multirun_start, composed(tmp_path, *overrides))
 
 
-def test_a_sweep_without_a_job_is_one_line(tmp_path, error_of):
-    line = error_of(RankedTable().on_multirun_end, composed(tmp_path))
+def test_a_sweep_without_a_job_is_one_line(tmp_path, error_line):
+    line = error_line(RankedTable().on_multirun_end, composed(tmp_path))
     assert line.startswith("error: the sweep has no jobs: a range(…) is empty, or a glob(…) fits no option")
 
 
 @pytest.mark.parametrize("given", ["hparams_search=optuna", "hydra/launcher=joblib", "hydra.sweeper.n_trials=3"])
-def test_what_only_a_sweep_reads_is_refused_in_a_single_run(tmp_path, error_of, given):
+def test_what_only_a_sweep_reads_is_refused_in_a_single_run(tmp_path, error_line, given):
     config = composed(tmp_path)
     config.hydra.overrides["task" if given.startswith("hparams") else "hydra"] = [given]
     config.hydra.mode = "RUN"
-    line = error_of(RankedTable().on_job_start, config)
+    line = error_line(RankedTable().on_job_start, config)
     assert line == f"error: {given} is for a sweep, and this is a single run; add -m, or leave it out"
 
 
-def test_a_sweep_whose_overrides_are_not_recorded_is_not_continued(tmp_path, error_of):
+def test_a_sweep_whose_overrides_are_not_recorded_is_not_continued(tmp_path, error_line):
     """A study of Optuna: another one would choose other settings for the jobs that have checkpoints."""
     job(tmp_path, "0", ["optim.lr=1e-3", "seed=0"], 1.5)
-    line = error_of(RankedTable().on_multirun_start, composed(tmp_path, *RATES, "ckpt_path=auto"))
+    line = error_line(RankedTable().on_multirun_start, composed(tmp_path, *RATES, "ckpt_path=auto"))
     assert "cannot be continued: it has no multirun.yaml" in line
 
 
-def test_a_sweep_whose_jobs_still_run_is_not_continued(tmp_path, error_of):
+def test_a_sweep_whose_jobs_still_run_is_not_continued(tmp_path, error_line):
     earlier_sweep(tmp_path, *RATES)
     with hold(tmp_path / "0"):
-        line = error_of(RankedTable().on_multirun_start, composed(tmp_path, *RATES, "ckpt_path=auto"))
+        line = error_line(RankedTable().on_multirun_start, composed(tmp_path, *RATES, "ckpt_path=auto"))
     assert f"{tmp_path}/0 is being written by process" in line
 
 

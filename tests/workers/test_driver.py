@@ -13,7 +13,7 @@ from steady_pool import SteadyPool
 
 from eagle3.errors import InputError
 from eagle3.workers import driver, worker_thread
-from eagle3.workers.cluster import RayPool, connect, reason_of
+from eagle3.workers.cluster import RayPool, connect, lost_actor_reason
 from eagle3.workers.driver import Driver, Lost
 from eagle3.workers.in_process import InProcess
 from eagle3.workers.meter import Meter, Progress, ProgressBuffer
@@ -212,5 +212,5 @@ def test_the_reason_of_a_loss_is_ray_s_own_in_a_line():
         "The actor is dead because its node has died. Node Id: 34cd\n\tthe actor's node was terminated: SIGTERM"
     )
     reason = "The actor is dead because its node has died. Node Id: 34cd the actor's node was terminated: SIGTERM"
-    assert reason_of(message) == reason
-    assert reason_of("The actor 12ab is unavailable: RPC error") == "The actor 12ab is unavailable: RPC error"
+    assert lost_actor_reason(message) == reason
+    assert lost_actor_reason("The actor 12ab is unavailable: RPC error") == "The actor 12ab is unavailable: RPC error"

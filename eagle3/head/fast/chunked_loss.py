@@ -152,7 +152,7 @@ def _pairs(objective: UnrollLoss, head: Head, batch: TttBatch, teachers: _Teache
     token = batch.pack.teacher_argmax[teachers.rows[of_pair]]
     wanted = torch.searchsorted(head.draft_ids, token).clamp(max=len(head.draft_ids) - 1)
     counted = (head.draft_ids[wanted] == token) & trained.flatten()[slots]
-    weight = objective.weights_of(batch, ttt_steps, teachers.dtype)
+    weight = objective.checked_weights(batch, ttt_steps, teachers.dtype)
     return _Pairs(trained, bounds, slots, of_pair, weight.flatten()[slots] * counted, torch.where(counted, wanted, -1))
 
 

@@ -11,7 +11,7 @@ triton_flash_forward.py; X padded rows, see `_sums`.
 
 import triton.language as tl
 
-from eagle3.head.fast.triton_flash_blocks import BOUNDS, LOG2_E, block_of, load_rows, reach_of, stretch_of
+from eagle3.head.fast.triton_flash_blocks import BOUNDS, LOG2_E, find_block, find_key_limits, load_rows, load_stretch
 from eagle3.head.fast.triton_jit import triton_jit
 
 
@@ -38,8 +38,8 @@ def flash_prepare(
     """Store the inputs of both kernels below for each row and head: l, in powers of 2, and m."""
     packs: tl.constexpr = HEADS // PACK
     slot, head = tl.program_id(0) // packs, tl.program_id(0) % packs * PACK
-    segment, first_row = block_of(slot, query_bounds, segments, BLOCK_QUERIES // PACK)
-    start, num_queries = stretch_of(query_bounds, segment)
+    segment, first_row = find_block(slot, query_bounds, segments, BLOCK_QUERIES // PACK)
+    start, num_queries = load_stretch(query_bounds, segment)
     if first_row < num_queries:
         lane = tl.arange(0, BLOCK_QUERIES)
         row = first_row + lane // PACK
@@ -83,14 +83,14 @@ def flash_query_gradient(
     rows: tl.constexpr = BLOCK_QUERIES // PACK
     slot = tl.num_programs(0) // packs - 1 - tl.program_id(0) // packs
     head = tl.program_id(0) % packs * PACK
-    segment, first_row = block_of(slot, query_bounds, segments, rows)
-    start, num_queries = stretch_of(query_bounds, segment)
+    segment, first_row = find_block(slot, query_bounds, segments, rows)
+    start, num_queries = load_stretch(query_bounds, segment)
     if first_row < num_queries:
-        key_start, num_keys = stretch_of(key_bounds, segment)
+        key_start, num_keys = load_stretch(key_bounds, segment)
         column = head // (HEADS // GROUPS) * CHANNELS
         lane = tl.arange(0, BLOCK_QUERIES)
         row = first_row + lane // PACK
-        limit, whole, stop = reach_of(row, first_row, num_keys, num_queries, rows, BLOCK_KEYS, CAUSAL)
+        limit, whole, stop = find_key_limits(row, first_row, num_keys, num_queries, rows, BLOCK_KEYS, CAUSAL)
         inside = row < num_queries
         row = (start + row).to(tl.int64)
         heads = head + lane % PACK
@@ -155,13 +155,13 @@ def flash_key_value_gradient(
     of_group: tl.constexpr = HEADS // GROUPS
     rows: tl.constexpr = BLOCK_QUERIES // PACK
     slot, group = tl.program_id(0) // GROUPS, tl.program_id(0) % GROUPS  # causally the first keys are read most
-    segment, first_key = block_of(slot, key_bounds, segments, BLOCK_KEYS)
-    key_start, num_keys = stretch_of(key_bounds, segment)
+    segment, first_key = find_block(slot, key_bounds, segments, BLOCK_KEYS)
+    key_start, num_keys = load_stretch(key_bounds, segment)
     if first_key < num_keys:
-        start, num_queries = stretch_of(query_bounds, segment)
+        start, num_queries = load_stretch(query_bounds, segment)
         k = key.load([key_start + first_key, group * CHANNELS])
         v = value.load([key_start + first_key, group * CHANNELS])
-        first_reader, readers = _readers_of(first_key, num_keys, num_queries, rows, BLOCK_KEYS, CAUSAL)
+        first_reader, readers = _find_readers(first_key, num_keys, num_queries, rows, BLOCK_KEYS, CAUSAL)
         total_k = tl.zeros([BLOCK_KEYS, CHANNELS], tl.float32)
         total_v = tl.zeros([BLOCK_KEYS, CHANNELS], tl.float32)
         totals, kv, tensors = (total_k, total_v), (k, v), (query, grad_output, sums)
@@ -175,8 +175,8 @@ def flash_key_value_gradient(
             )
         total_k, total_v = totals
         # Loaded again: keeping them over the loops would take registers that these need.
-        segment, first_key = block_of(slot, key_bounds, segments, BLOCK_KEYS)
-        key_start, num_keys = stretch_of(key_bounds, segment)
+        segment, first_key = find_block(slot, key_bounds, segments, BLOCK_KEYS)
+        key_start, num_keys = load_stretch(key_bounds, segment)
         keys = first_key + tl.arange(0, BLOCK_KEYS)
         inside = (keys < num_keys)[:, None]
         place = (key_start + keys).to(tl.int64) * GROUPS + group
@@ -186,7 +186,7 @@ def flash_key_value_gradient(
 
 
 @triton_jit
-def _readers_of(first_key, num_keys, num_queries, rows: tl.constexpr, BLOCK_KEYS: tl.constexpr, CAUSAL: tl.constexpr):
+def _find_readers(first_key, num_keys, num_queries, rows: tl.constexpr, BLOCK_KEYS: tl.constexpr, CAUSAL: tl.constexpr):
     """Return the first row that reads each key of a block; and of rows, in blocks: the first that reads some key, from
     where on all read every key, and the end of whole blocks. The last block of a segment may end past it.
     """

@@ -12,7 +12,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is one instruction, exp is two
 
 
 @triton_jit
-def block_of(slot, bounds, segments, BLOCK: tl.constexpr):
+def find_block(slot, bounds, segments, BLOCK: tl.constexpr):
     """Return the segment of a slot, and where in it the slot's block begins, which may be past its end.
 
     Segment i has the slots from bounds[i] // BLOCK + i: as many as it has blocks, or one more.
@@ -27,7 +27,7 @@ def block_of(slot, bounds, segments, BLOCK: tl.constexpr):
 
 
 @triton_jit
-def stretch_of(bounds, segment):
+def load_stretch(bounds, segment):
     start = tl.load(bounds + segment)
     return start, tl.load(bounds + segment + 1) - start
 
@@ -40,7 +40,9 @@ def load_rows(x, row, stride, heads, inside, CHANNELS: tl.constexpr):
 
 
 @triton_jit
-def reach_of(row, first_row, num_keys, num_queries, rows: tl.constexpr, BLOCK_KEYS: tl.constexpr, CAUSAL: tl.constexpr):
+def find_key_limits(
+    row, first_row, num_keys, num_queries, rows: tl.constexpr, BLOCK_KEYS: tl.constexpr, CAUSAL: tl.constexpr
+):
     """Return how many keys each row reads, where keys end that all rows read (in blocks), and that some row reads."""
     if CAUSAL:
         earlier = num_keys - num_queries

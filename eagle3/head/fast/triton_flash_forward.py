@@ -16,7 +16,7 @@ BLOCK_KEYS keys.
 
 import triton.language as tl
 
-from eagle3.head.fast.triton_flash_blocks import BOUNDS, LOG2_E, block_of, load_rows, reach_of, stretch_of
+from eagle3.head.fast.triton_flash_blocks import BOUNDS, LOG2_E, find_block, find_key_limits, load_rows, load_stretch
 from eagle3.head.fast.triton_jit import triton_jit
 
 
@@ -49,14 +49,14 @@ def flash_forward(
     # With a causal mask the last blocks read most: they start first, so that none runs alone at the end.
     slot = tl.num_programs(0) // packs - 1 - tl.program_id(0) // packs
     head = tl.program_id(0) % packs * PACK
-    segment, first_row = block_of(slot, query_bounds, segments, rows)
-    start, num_queries = stretch_of(query_bounds, segment)
+    segment, first_row = find_block(slot, query_bounds, segments, rows)
+    start, num_queries = load_stretch(query_bounds, segment)
     if first_row < num_queries:
-        key_start, num_keys = stretch_of(key_bounds, segment)
+        key_start, num_keys = load_stretch(key_bounds, segment)
         column = head // (HEADS // GROUPS) * CHANNELS
         lane = tl.arange(0, BLOCK_QUERIES)
         row = first_row + lane // PACK
-        limit, whole, stop = reach_of(row, first_row, num_keys, num_queries, rows, BLOCK_KEYS, CAUSAL)
+        limit, whole, stop = find_key_limits(row, first_row, num_keys, num_queries, rows, BLOCK_KEYS, CAUSAL)
         inside = row < num_queries
         row = (start + row).to(tl.int64)
         heads = head + lane % PACK

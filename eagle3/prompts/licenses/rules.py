@@ -39,7 +39,7 @@ class LicenseRules:
         self.cleared = {_letters(name) for name in settings.cleared}
         self.free_of_credit = {_spaced(license) for license in settings.free_of_credit}  # for attribution.txt
 
-    def id_of(self, license: str) -> str:
+    def resolve_alias(self, license: str) -> str:
         """Return the SPDX id or allowed terms that an alias means; any other licence is returned unchanged."""
         return license if _spaced(license) in self.allowed else self.aliases.get(_spaced(license), license)
 
@@ -47,7 +47,7 @@ class LicenseRules:
         """Return why rows of this licence are refused, without quoting the row; None: they pass."""
         if not license or not license.strip():
             return "license missing"
-        license = self.id_of(license)
+        license = self.resolve_alias(license)
         if _spaced(license) in self.allowed:
             return None
         try:
@@ -57,7 +57,7 @@ class LicenseRules:
             unknown = {self._id(key) for key in _licensing().unknown_license_keys(expression)}
             return "license unknown" if unknown - self.allowed else f"license not allowed: {expression}"
         except UNPARSABLE:
-            # A list with a part that no expression can have; terms.all_of puts one with an `or` into parentheses.
+            # A list with a part that no expression can have; terms.join_licenses puts parentheses around an `or`.
             parts = [re.sub(r"^\((.*)\)$", r"\1", part) for part in license.split(" AND ")]
             refusals = [self.license_refusal(part) for part in parts] if len(parts) > 1 else ["license unparsable"]
             return next(filter(None, refusals), None)
@@ -77,7 +77,7 @@ class LicenseRules:
         return self._id(str(expression)) in self.allowed
 
     def _id(self, symbol: str) -> str:
-        return self.id_of(symbol).lower()
+        return self.resolve_alias(symbol).lower()
 
 
 class LicenseCheck:
@@ -104,7 +104,7 @@ class LicenseCheck:
         if reason := self.rules.license_refusal(license):
             return Verdict(reason, license), license
         assert license is not None  # a missing one was refused
-        return Verdict(), self.rules.id_of(license)
+        return Verdict(), self.rules.resolve_alias(license)
 
 
 def _warn_of_overruled(rules: LicenseRules, terms: SourceTerms) -> None:

@@ -48,7 +48,7 @@ def source_terms(*, name: str, path: str, license: str | None, attribution: str 
     A licence from the configuration takes precedence over the card's; the ledger shows both.
     """
     card, citation = nearest_card(path)
-    card_license = license_of(card)
+    card_license = read_card_license(card)
     hub_id = hub_id_in(path)
     names = (name, *names_in(path), _text(card.get("pretty_name")), *_texts(card.get("source_datasets")))
     return SourceTerms(
@@ -99,13 +99,13 @@ def _front_matter(text: str, folder: str) -> dict:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def license_of(card: dict) -> str | None:
+def read_card_license(card: dict) -> str | None:
     """Return `license:` of a card's metadata, a list joined by AND; `other` stands for `license_name`."""
     own = _text(card.get("license_name"))
-    return all_of(own if own and id.lower() == "other" else id for id in _texts(card.get("license"))) or None
+    return join_licenses(own if own and id.lower() == "other" else id for id in _texts(card.get("license"))) or None
 
 
-def all_of(licenses: Iterable[str]) -> str:
+def join_licenses(licenses: Iterable[str]) -> str:
     """Return an expression that needs all of these licences; AND binds more tightly than an OR in one of them."""
     parts = list(licenses)
     return " AND ".join(f"({part})" if len(parts) > 1 and CHOICE.search(part) else part for part in parts)

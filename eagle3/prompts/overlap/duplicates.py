@@ -56,7 +56,7 @@ class Signer:
         self.empty = MinHash(self.bands * self.band_rows, SEED, hashfunc=int, scheme=SCHEME)
 
     def __call__(self, prompt: Prompt) -> Signature:
-        mode = mode_of(prompt)
+        mode = hash_mode(prompt)
         asked = [text for turn in prompt.messages for text in _given(turn)]
         answers = [turn["content"] for turn in prompt.messages if turn["role"] == "assistant" and CALLS not in turn]
         question = words_and_symbols("\n".join(asked))
@@ -101,7 +101,7 @@ def text_hash(text: str) -> int:
     return hash_text(" ".join(words_and_symbols(text)))
 
 
-def mode_of(prompt: Prompt) -> int:
+def hash_mode(prompt: Prompt) -> int:
     """Return a hash of everything that decides how a question is answered: system turns, the tools and variables that
     the chat template gets, and the switches in the users' turns.
     """

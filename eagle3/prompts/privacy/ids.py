@@ -127,13 +127,13 @@ def _is_named(text: str, span: Span, named: list[tuple[re.Pattern[str], str]]) -
 
 def is_valid(module: str, number: str) -> bool:
     try:
-        return check_of(module)(re.sub("[ .]", "", number))
+        return load_check(module)(re.sub("[ .]", "", number))
     except LookupError:  # stdnum.cn.ric does not know the county; date and check digit were right
         return True
 
 
 @cache
-def check_of(module: str) -> Callable[[str], bool]:
+def load_check(module: str) -> Callable[[str], bool]:
     if module == "gb.nino":  # has no check digit and is not in python-stdnum: prefixes that HMRC uses
         prefix = "(?!BG|GB|KN|NK|NT|TN|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z]"
         nino = re.compile(rf"{prefix}-?\d\d-?\d\d-?\d\d-?[A-D]", re.IGNORECASE)

@@ -29,8 +29,8 @@ credit_cards = Pattern(  # in one piece or in groups; short numbers and those of
         r"\d{4}(?:(?P<gap>[ .-]|  | - )(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{3,4}(?:(?P=gap)\d{3})?|\d{6}(?P=gap)\d{4,5})"
         r"|\d{8,15})"
     ),
-    valid=lambda match: luhn.is_valid(digits_of(match.group())),
-    clear=lambda match: len(match.group()) > SHORT_CARD and ISSUERS.fullmatch(digits_of(match.group())),
+    valid=lambda match: luhn.is_valid(extract_digits(match.group())),
+    clear=lambda match: len(match.group()) > SHORT_CARD and ISSUERS.fullmatch(extract_digits(match.group())),
     context=words(
         "cards?", "visa", "credit", "debit", r"cc(?:n|num)?", "karte", "kreditkarte", "carte", "tarjeta",
         r"cart[aã]o", "carta", "kaart", "creditcard",
@@ -38,7 +38,7 @@ credit_cards = Pattern(  # in one piece or in groups; short numbers and those of
 )  # fmt: skip
 
 
-def digits_of(text: str) -> str:
+def extract_digits(text: str) -> str:
     return re.sub(r"\D", "", text)
 
 
@@ -75,7 +75,8 @@ DATE = re.compile(r"(?:19|20)\d\d-[01]\d-[0-3]\d")
 bank_accounts = Pattern(  # account, routing and sort numbers near such a word; a Spanish CCC also needs its checksum
     re.compile(r"\d(?:[ -]?\d){6,19}|\d\d-\d\d-\d\d|\d{4,6}-[\dxX]"),
     valid=lambda match: (
-        not DATE.fullmatch(match.group()) and (len(digits := digits_of(match.group())) != 20 or ccc.is_valid(digits))
+        not DATE.fullmatch(match.group())
+        and (len(digits := extract_digits(match.group())) != 20 or ccc.is_valid(digits))
     ),
     context=words(
         r"(?:account|acct|a/c)\.? ?(?:number|num|no|nr)", r"account\W{0,2}#", "acct", "a/c", "sort ?code",

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from eagle3.prompts.privacy.payment import digits_of
+from eagle3.prompts.privacy.payment import extract_digits
 from eagle3.settings.prompts import AllowedSettings
 
 # RFC 2606 and 6761; GitHub's noreply addresses; Microsoft's fictitious companies; names such as your-company.
@@ -90,7 +90,7 @@ COUNTING = "01234567890123456789"
 
 
 def _card(value: str) -> bool:
-    digits = digits_of(value)
+    digits = extract_digits(value)
     return (
         digits in TEST_CARDS
         or digits.startswith("400000")
@@ -101,12 +101,12 @@ def _card(value: str) -> bool:
 
 def _counting(value: str) -> bool:
     """Tell whether a number counts up or down, or is one digit only: 123456789, 000-00-0000."""
-    digits = digits_of(value)
+    digits = extract_digits(value)
     return digits in COUNTING or digits in COUNTING[::-1] or len(set(digits)) == 1
 
 
 def _phone(value: str) -> bool:
-    return _counting(value) or FICTIONAL_PHONE.fullmatch(digits_of(value)) is not None
+    return _counting(value) or FICTIONAL_PHONE.fullmatch(extract_digits(value)) is not None
 
 
 PLACEHOLDERS: dict[str, Callable[[str], bool]] = {

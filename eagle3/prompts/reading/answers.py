@@ -44,7 +44,7 @@ def require_answered(turns: list[Turn], columns: Columns) -> None:
         raise Refused("the answer to the last question is not among the turns: make it the last of them", name=name)
 
 
-def made_of(turn: dict, shape: Layout) -> dict[str, Any]:
+def read_answer_facts(turn: dict, shape: Layout) -> dict[str, Any]:
     """Return how an answer was made, if it says so. Text in it is not kept: no check of a prompt would read it."""
     made = {key: turn[key] for key in MADE if turn.get(key) is not None}
     if any(turn.get(key) in values for key, values in NOT_TRAINED.items()):

@@ -12,7 +12,7 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 PYTHON_VALUE = re.compile(r"\s*[\[{]+'[^'\n]*'\s*[:,\]].*[\]}]\s*", re.DOTALL)
 
 
-def text_of(content: Any, columns: Columns) -> str:
+def content_text(content: Any, columns: Columns) -> str:
     """Return the text of a content, whose parts are joined. Raises Refused if it is no text."""
     content = _parts(content)
     if isinstance(content, list):

@@ -5,9 +5,9 @@ results; drops answers, or keeps them unchanged, or only their text, as the hist
 import re
 from typing import Any
 
-from eagle3.prompts.reading.answers import MADE, NOT_TRAINED, ends_stated, made_of, require_answered
+from eagle3.prompts.reading.answers import MADE, NOT_TRAINED, ends_stated, read_answer_facts, require_answered
 from eagle3.prompts.reading.choices import Options, read_options
-from eagle3.prompts.reading.content import is_none, require_text, text_of
+from eagle3.prompts.reading.content import content_text, is_none, require_text
 from eagle3.prompts.reading.media import has_placeholder, is_file
 from eagle3.prompts.reading.order import require_in_order
 from eagle3.prompts.reading.prompt import Refused
@@ -31,7 +31,7 @@ from eagle3.prompts.reading.tools import (
     holds_tools,
     with_tool_turns,
 )
-from eagle3.prompts.reading.turns import as_turns, branch_of, require_nowhere_else
+from eagle3.prompts.reading.turns import as_turns, find_branch, require_nowhere_else
 
 # A turn with any of these has more than its content: without them an answer is not what the model wrote.
 REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -161,7 +161,7 @@ def _messages(turns: list[Turn], columns: Columns, *, keep_answers: bool) -> lis
 def _given_text(content: Any, columns: Columns) -> str | None:
     """Return the text of an answer, as a chat sends it with later turns; None if it has none."""
     try:
-        return text_of(content, columns)
+        return content_text(content, columns)
     except Refused:
         return None
 
@@ -174,7 +174,7 @@ def _add_options(messages: list[dict[str, Any]], columns: Columns) -> Options | 
         return options
     if len(questions) > 1:
         raise Refused(f"conversation with {options.columns[0]}")
-    questions[0]["content"] += BETWEEN_MESSAGES + text_of("\n".join(options.lines), columns)
+    questions[0]["content"] += BETWEEN_MESSAGES + content_text("\n".join(options.lines), columns)
     columns.note("options added to the question")
     return options
 
@@ -199,12 +199,12 @@ def _note_unread(columns: Columns, messages: list[dict[str, Any]], options: Opti
 def _turns(columns: Columns) -> list[dict]:
     kind, name = columns.conversation_kind(), columns.conversation_column()
     if kind is None or name is None:  # the columns have other names, or they are empty
-        if (branch := branch_of(columns)) is not None:
+        if (branch := find_branch(columns)) is not None:
             return branch
         require_nowhere_else(columns.row, columns.shape)
         if any(columns.shape.is_turns([each]) for each in (columns.row, *columns.row.values())):
             raise Refused("one turn of a conversation")
-        wanted = [each for column in columns.row for each in columns.shape.wanted_of(column)]
+        wanted = [each for column in columns.row for each in columns.shape.wanted_in(column)]
         found = any(kind in CONVERSATION and not inside for _, kind, _, inside in wanted)
         raise Refused("no user turn" if found else "no column of messages or prompts")
     turns = columns.first(kind)
@@ -262,12 +262,12 @@ def _is_one_turn(columns: Columns) -> bool:
         return True
     if columns.conversation_column() == "text":
         speakers = [value for column, value in columns.row.items() if plain_name(column) in SPEAKERS_OF_TEXTS]
-        if any(columns.shape.role_of(each) in ("user", "assistant") for each in speakers):
+        if any(columns.shape.role_named(each) in ("user", "assistant") for each in speakers):
             return True
     if not TURN_NUMBERS.isdisjoint(map(plain_name, columns.row)):
         return True
     # The first turn of a tree has a column for the parent, without a value.
-    is_first = any(kind == "part_of" for column in columns.row for _, kind, *_ in columns.shape.wanted_of(column))
+    is_first = any(kind == "part_of" for column in columns.row for _, kind, *_ in columns.shape.wanted_in(column))
     return role is not None and not is_first
 
 
@@ -285,7 +285,7 @@ def _with_columns(turns: list[Turn], columns: Columns) -> list[Turn]:
         answers = [("assistant", columns.shape.turn("assistant", answer))]
     if isinstance(answer, list) and all(isinstance(turn, dict) for turn in answer):  # TRL's `completion`
         named = [columns.shape.of_turn(turn, "role") or turn.get("type") for turn in answer]
-        if any(columns.shape.role_of(name) for name in named):  # else they are answers with keys of their own
+        if any(columns.shape.role_named(name) for name in named):  # else they are answers with keys of their own
             answers = [(_role(turn, columns.shape), turn) for turn in answer]
     # What comes before an answer of its own column is its prompt, which another model may have answered.
     return [
@@ -296,7 +296,7 @@ def _with_columns(turns: list[Turn], columns: Columns) -> list[Turn]:
 def _role(turn: dict, shape: Layout) -> str:
     """Return whose turn it is. Items of the Responses API, such as calls, have a type instead."""
     named = shape.of_turn(turn, "role") or turn.get("type")
-    if (role := shape.role_of(named)) is not None:
+    if (role := shape.role_named(named)) is not None:
         return role
     is_kind = shape.of_turn(turn, "role") is None and shape.of_turn(turn, "content") is not None
     if named is None or is_kind or isinstance(named, dict | list):  # a type that is no role, as Discord's and Teams'
@@ -321,7 +321,7 @@ def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
                 raise Refused("turn with a file of image, sound or video", name=name)
             columns.note(UNREAD_KEY, name)
     content = shape.of_turn(turn, "content")
-    text = text_of("" if role == "call" and content is None else content, columns)
+    text = content_text("" if role == "call" and content is None else content, columns)
     for name in shape.fields["content"]:
         other = turn.get(name)
         if other is not content and not is_empty(other) and (_given_text(other, columns) or "").split() != text.split():
@@ -330,12 +330,12 @@ def _message(role: str, turn: dict, columns: Columns) -> dict[str, Any]:
         require_text(role, text, columns)
     message = {"role": role, "content": text}
     if role == "call":
-        return {**message, "role": "assistant", "tool_calls": turn["tool_calls"], **made_of(turn, shape)}
+        return {**message, "role": "assistant", "tool_calls": turn["tool_calls"], **read_answer_facts(turn, shape)}
     if role == "tool":
         return message | {key: turn[key] for key in ("tool_call_id", "name") if key in turn}
     if role != "assistant":
         return message
-    made = made_of(turn, shape)
+    made = read_answer_facts(turn, shape)
     if isinstance(content, list) and len(content) > 1 and "output_ids" not in made:
         raise Refused("answer in several parts: write it as one text, as the target wrote it")
     return message | made

@@ -200,10 +200,10 @@ def _value_rows(file: str, content: io.BufferedReader, shape: Layout) -> Rows:
         ) from None
     except RecursionError:
         raise InputError(f"{file} holds JSON that is nested too deeply; write one object a line") from None
-    return enumerate(_rows_of(file, value, shape), 1)
+    return enumerate(_find_rows(file, value, shape), 1)
 
 
-def _rows_of(file: str, value: dict | list, shape: Layout) -> list[Any]:
+def _find_rows(file: str, value: dict | list, shape: Layout) -> list[Any]:
     """Return the rows of an array, of an object around an array, or the one row that the value is."""
     if isinstance(value, list):
         if not shape.is_turns(value):
@@ -221,7 +221,7 @@ def _rows_of(file: str, value: dict | list, shape: Layout) -> list[Any]:
     own = shape.read(value)
     conversation = own.conversation_column()
     if conversation is not None and plain_name(conversation) not in map(plain_name, arrays):
-        is_history = any(kind == "attachments" for _, kind, *_ in shape.wanted_of(arrays[0]))
+        is_history = any(kind == "attachments" for _, kind, *_ in shape.wanted_in(arrays[0]))
         are_texts = is_history or _are_texts(value[arrays[0]], shape)
         if own.conversation_kind() == "prompt" and not are_texts and len(arrays) == 1:
             raise InputError(
@@ -340,7 +340,7 @@ def _parquet_rows(chunk: Chunk, shape: Layout) -> Rows:
         columns = [
             each.name
             for each in schema
-            if any(shape.wanted_of(each.name)) or names_media(each.name) or _may_name_file(each.type)
+            if any(shape.wanted_in(each.name)) or names_media(each.name) or _may_name_file(each.type)
         ]
         if twice := [name for name in columns if columns.count(name) > 1]:
             raise InputError(
@@ -353,7 +353,7 @@ def _parquet_rows(chunk: Chunk, shape: Layout) -> Rows:
         maps = "lossy" if any("map<" in str(schema.field(name).type) for name in columns) else None  # it takes time
         rows = (row | unread for batch in batches for row in batch.to_pylist(maps_as_pydicts=maps))
         if as_bytes:
-            rows = (row | {name: _text_of(row[name]) for name in as_bytes} for row in rows)
+            rows = (row | {name: _decode_if_text(row[name]) for name in as_bytes} for row in rows)
         yield from enumerate(rows, 1)
 
 
@@ -363,7 +363,7 @@ def _is_binary(type: Any) -> bool:
     return types.is_binary(type) or types.is_large_binary(type)
 
 
-def _text_of(value: bytes | None) -> bytes | str | None:
+def _decode_if_text(value: bytes | None) -> bytes | str | None:
     """Return a text that Spark, Hive or another program stored as bytes; other values as they are."""
     try:
         return value.decode() if value is not None else None

@@ -49,7 +49,7 @@ def require_in_order(turns: list[Turn]) -> None:
                 raise Refused(BRANCHES, name=name)
 
 
-def parent_of(turn: dict) -> Any:
+def find_parent_id(turn: dict) -> Any:
     """Return the id of a turn's parent."""
     return next((_parent(value) for key, value in turn.items() if plain_name(key) in PARENTS), None)
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-from eagle3.prompts.licenses.terms import all_of
+from eagle3.prompts.licenses.terms import join_licenses
 from eagle3.prompts.reading.conversation import conversation
 from eagle3.prompts.reading.formats import BLANK, NO_END, chunk_rows, cut
 from eagle3.prompts.reading.prompt import Prompt, Refused, TemplateKwargs, Tools, is_unicode
 from eagle3.prompts.reading.shapes import Columns, json_in
 from eagle3.prompts.reading.sources import Source
-from eagle3.prompts.reading.tools import is_json, tools_of
+from eagle3.prompts.reading.tools import is_json, read_tools
 from eagle3.settings.precomputing import TEMPLATE_PARAMETERS
 from eagle3.storage.files import sha256_json
 
@@ -40,7 +40,7 @@ def read_prompt(value: Any, source: Source, *, keep_answers: bool) -> Prompt | R
 
 def _prompt(columns: Columns, id: str | None, source: Source, keep_answers: bool) -> Prompt:
     messages = conversation(columns, keep_answers=keep_answers)
-    tools, template_kwargs = tools_of(columns), _template_kwargs(columns)
+    tools, template_kwargs = read_tools(columns), _template_kwargs(columns)
     license = _license(columns, source)
     origins = [name for name in columns.texts("source") if _is_name(name)]
     if any(len(name.split()) > LONGEST_ORIGIN or "\n" in name for name in origins):  # of a translation, say
@@ -94,7 +94,7 @@ def _license(columns: Columns, source: Source) -> str | None:
         return source.terms.license
     if not all(isinstance(each, str) and is_unicode(each) for each in given):
         raise Refused("license is not text")
-    return all_of({" ".join(each.lower().split()): each for each in given}.values())
+    return join_licenses({" ".join(each.lower().split()): each for each in given}.values())
 
 
 def _is_name(value: str) -> bool:

@@ -138,7 +138,7 @@ class Layout:
                 wanted.setdefault(column, []).append((rank, kind, name, inside))
         return wanted
 
-    def wanted_of(self, column: str) -> Sequence[Wanted]:
+    def wanted_in(self, column: str) -> Sequence[Wanted]:
         """Return the values to read from a column. Tables that were flattened have dots in their names, too."""
         first, dot, others = plain_name(column).partition(".")
         wanted = self.wanted.get(first, ())
@@ -153,7 +153,7 @@ class Layout:
             return Columns({}, self, {"messages": [("the row", row)]})
         found: dict[str, list[tuple[str, Any]]] = {}
         twice: dict[str, Any] = {}
-        columns = [(wanted, column) for column in row for wanted in self.wanted_of(column)]
+        columns = [(wanted, column) for column in row for wanted in self.wanted_in(column)]
         for (_, kind, name, inside), column in sorted(columns, key=lambda each: each[0][0]):  # ties in order of the row
             value = _inside(row[column], inside) if inside else row[column]
             if kind == "prompt" and self.is_turns(turns := json_in(value, "[")):
@@ -180,7 +180,7 @@ class Layout:
             return False
         has_both = all(self.of_turn(value, kind) is not None for kind in OF_TURNS)
         if not has_both and "content" in value:  # LangChain's have a type instead of a role
-            has_both = self.role_of(value.get("type")) is not None
+            has_both = self.role_named(value.get("type")) is not None
         return has_both and value.keys().isdisjoint(self.fields["part_of"])
 
     @property
@@ -202,11 +202,11 @@ class Layout:
         """Return what a column holds as a turn, under the names that turns have."""
         return {self.fields["role"][0]: role, self.fields["content"][0]: content}
 
-    def role_of(self, name: object) -> str | None:
+    def role_named(self, name: object) -> str | None:
         return self.roles.get(name.strip().lower()) if isinstance(name, str) else None
 
     def role_in(self, turn: dict) -> str | None:
-        return self.role_of(self.of_turn(turn, "role"))
+        return self.role_named(self.of_turn(turn, "role"))
 
     def of_turn(self, turn: dict, kind: str) -> Any:
         """Return a turn's first value of a kind, an empty one only if all are; None if it has none."""
@@ -269,7 +269,7 @@ class Columns:
         yield from self.twice.items()
         for column, value in self.row.items():
             if column != EACH_ANSWERED:
-                yield from _unread(column, value, [inside for *_, inside in self.shape.wanted_of(column)])
+                yield from _unread(column, value, [inside for *_, inside in self.shape.wanted_in(column)])
 
     def first(self, kind: str) -> Any:
         return next(iter(self.all(kind)), None)
@@ -289,7 +289,7 @@ class Columns:
         return [each for value in self.all(kind) for each in (value if isinstance(value, list) else [value])]
 
 
-def shape_of(
+def build_layout(
     fields: Mapping[str, str | Sequence[str]] | None,
     roles: Mapping[str, str] | None,
     *,

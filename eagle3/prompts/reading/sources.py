@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from eagle3.errors import InputError, require_packages
 from eagle3.prompts.licenses.terms import SourceTerms, nearest_card, read_card, source_terms
 from eagle3.prompts.reading.formats import FORMATS, PLAIN, has_ending
-from eagle3.prompts.reading.shapes import Layout, shape_of
+from eagle3.prompts.reading.shapes import Layout, build_layout
 from eagle3.secrets import without_query
 from eagle3.settings.prompts import PromptSettings
 
@@ -119,7 +119,7 @@ def source_at(
         terms=terms,
         limit=entry.get("limit"),
         id_prefix=f"{name}/" if id_prefix else "",
-        shape=shape_of(
+        shape=build_layout(
             entry.get("fields"),
             entry.get("roles"),
             keeps_tools=entry.get("tools") == "keep",

@@ -35,7 +35,7 @@ class _LeftOut(Exception):
     """Why a call and all turns after it are left out."""
 
 
-def tools_of(columns: Columns) -> Tools | None:
+def read_tools(columns: Columns) -> Tools | None:
     """Return [{"type": "function", "function": {"name", …}}] as templates take it, None if a row has no tools.
 
     Reads OpenAI's two forms: the function in an object of its own, or its keys next to `type`; each may be JSON text.
@@ -175,13 +175,13 @@ class _ToolTurns:
             names = self.shape.fields["content"]
             result = {key: value for key, value in turn.items() if key not in ("tool_call_id", "name", *names)}
             result[names[0]] = each
-            if (call := self._call_of(turn)) is not None:
+            if (call := self._find_call(turn)) is not None:
                 _, result["tool_call_id"], name = call
                 result |= {"name": name} if turn.get("name") == name else {}
             self.turns.append(("tool", result))
             self.results += 1
 
-    def _call_of(self, turn: dict) -> tuple[str | None, str, str] | None:
+    def _find_call(self, turn: dict) -> tuple[str | None, str, str] | None:
         """Return the call that has this result: by the row's own ids, or else by order."""
         own = turn.get("tool_call_id") or turn.get("call_id")
         ids = [id for id, *_ in self.called]
@@ -212,8 +212,8 @@ def _calls(role: str, turn: dict, shape: Layout, *, in_text: bool) -> list[dict[
         value = CALL.findall(content) or None
     if value is None:
         return None if role == "assistant" else []
-    value = _value_of(value)
-    calls = [_call(_value_of(each)) for each in (value if isinstance(value, list) else [value])]
+    value = _parse_value(value)
+    calls = [_call(_parse_value(each)) for each in (value if isinstance(value, list) else [value])]
     return [] if None in calls else [call for call in calls if call is not None]
 
 
@@ -221,14 +221,14 @@ def _call(value: Any) -> dict[str, Any] | None:
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict):
         return None
-    arguments = _value_of(next((function[key] for key in ARGUMENTS if function.get(key)), {}))
+    arguments = _parse_value(next((function[key] for key in ARGUMENTS if function.get(key)), {}))
     name, id = function.get("name"), value.get("id") or value.get("call_id")
     if not (isinstance(name, str) and name.strip() and isinstance(arguments, dict) and is_json([name, arguments])):
         return None
     return {"id": id if isinstance(id, str) else None, "function": {"name": name, "arguments": arguments}}
 
 
-def _value_of(value: Any) -> Any:
+def _parse_value(value: Any) -> Any:
     """Return the value of a text in JSON, or as Python writes it, which Hermes' sets have; other values as they are."""
     if not isinstance(value, str):
         return value

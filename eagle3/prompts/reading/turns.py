@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from eagle3.prompts.reading.order import PARENTS, parent_of
+from eagle3.prompts.reading.order import PARENTS, find_parent_id
 from eagle3.prompts.reading.prompt import Refused
 from eagle3.prompts.reading.shapes import OF_TURNS, Columns, Layout, json_in, plain_name
 
@@ -87,7 +87,7 @@ def _of_pair(turn: dict, shape: Layout) -> list[dict] | None:
     """
     if shape.of_turn(turn, "content") is not None:
         return None
-    found = {role: text for key, text in turn.items() if (role := shape.role_of(key)) and text is not None}
+    found = {role: text for key, text in turn.items() if (role := shape.role_named(key)) and text is not None}
     if not (is_by_role := found.keys() >= {"user", "assistant"}):
         columns = shape.read(turn)
         if columns.context()[1] is not None:
@@ -123,14 +123,14 @@ def _of_blocks(turn: dict, shape: Layout) -> list[dict]:
 # --- trees ---
 
 
-def branch_of(columns: Columns) -> list[dict] | None:
+def find_branch(columns: Columns) -> list[dict] | None:
     """Return the turns up to the current one of an object of turns by their ids, each with its parent, as ChatGPT
     exports conversations; None if no column has one. Without a current one, the tree must have a single branch.
     """
     for column, nodes in columns.row.items():
         if not (isinstance(nodes, dict) and nodes and all(map(_is_node, nodes.values()))):
             continue
-        parents = {id: parent_of(node) for id, node in nodes.items()}
+        parents = {id: find_parent_id(node) for id, node in nodes.items()}
         named = [value for key, value in columns.row.items() if plain_name(key) in CURRENT and isinstance(value, str)]
         ends = [id for id in named if id in nodes] or [id for id in nodes if id not in parents.values()]
         path: list[dict] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle3.prompts.filters import UNKNOWN, language_of, prompt_characters, split_code, user_turns
+from eagle3.prompts.filters import UNKNOWN, detect_language, prompt_characters, split_code, user_turns
 from eagle3.prompts.reading.prompt import Prompt
 
 NUMERIC = ("turns", "characters", "code_share")
@@ -32,7 +32,7 @@ def measure(prompt: Prompt) -> dict[str, float | str]:
         "turns": len(turns),
         "characters": prompt_characters(prompt),
         "code_share": split.code_share,
-        "language": language_of(split.prose),
+        "language": detect_language(split.prose),
         "tools": FLAG_BINS[tools],
         "system_prompt": FLAG_BINS[any(message["role"] == "system" for message in prompt.messages)],
     }
@@ -61,7 +61,7 @@ class Grid:
         self.strata = list(strata)
         self.features = {name: by_name[name] for name in dict.fromkeys([*strata, *by_name])}
 
-    def shape_of(self, names: list[str]) -> tuple[int, ...]:
+    def table_shape(self, names: list[str]) -> tuple[int, ...]:
         return tuple(len(self.features[name].bins) for name in names)
 
     def cell(self, measured: Mapping[str, Any]) -> int:
@@ -72,17 +72,17 @@ class Grid:
 
     def bin_of_cell(self, cells: np.ndarray, names: list[str]) -> np.ndarray:
         """Return for each cell its bin in the smaller table over `names`, [C]."""
-        codes = dict(zip(self.features, np.unravel_index(cells, self.shape_of(list(self.features))), strict=True))
-        return np.ravel_multi_index(tuple(codes[name] for name in names), self.shape_of(names))
+        codes = dict(zip(self.features, np.unravel_index(cells, self.table_shape(list(self.features))), strict=True))
+        return np.ravel_multi_index(tuple(codes[name] for name in names), self.table_shape(names))
 
     def shares(self, cells: np.ndarray, counts: np.ndarray, names: list[str]) -> np.ndarray:
         """Return the shares of `counts` in `cells` over the bins of `names`; cells, counts: [C]."""
-        bins = math.prod(self.shape_of(names))
+        bins = math.prod(self.table_shape(names))
         return np.bincount(self.bin_of_cell(cells, names), weights=counts, minlength=bins) / counts.sum()
 
     def labels(self, names: list[str], bin: int) -> dict[str, str]:
         """Return the labels of a bin of the table over `names`."""
-        codes = np.unravel_index(bin, self.shape_of(names))
+        codes = np.unravel_index(bin, self.table_shape(names))
         return {name: self.features[name].bins[code] for name, code in zip(names, codes, strict=True)}
 
 

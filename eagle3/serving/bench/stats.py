@@ -11,7 +11,7 @@ from itertools import groupby, zip_longest
 
 import numpy as np
 
-from eagle3.decoding.paired import mean_of
+from eagle3.decoding.paired import estimate_mean
 from eagle3.serving.bench.loads import MeasuredLoad
 from eagle3.serving.server.load import LoadResult
 from eagle3.settings.serving import Side
@@ -157,7 +157,7 @@ def mean_ratio(ratios: Sequence[float]) -> Interval | None:
     """Return the geometric mean with a 95 % interval by Student's t on the logarithms of independent ratios."""
     if not ratios:
         return None
-    mean = mean_of([math.log(ratio) for ratio in ratios])
+    mean = estimate_mean([math.log(ratio) for ratio in ratios])
     if mean.low is None or mean.high is None:
         return Interval(math.exp(mean.value), None, None)
     return Interval(math.exp(mean.value), math.exp(mean.low), math.exp(mean.high))

@@ -20,7 +20,7 @@ from eagle3.decoding.replay import Answered, record
 from eagle3.decoding.speculate import Speculator, load_speculator
 from eagle3.errors import InputError
 from eagle3.features.sample import Sample
-from eagle3.features.turns import answers_of
+from eagle3.features.turns import find_answer_spans
 from eagle3.head.head import Head
 from eagle3.head.kernels import KernelPlan
 from eagle3.head.registry import kind_named
@@ -78,7 +78,7 @@ def first_answers(samples: Iterator[Sample], measurer: Measurer) -> Iterator[Sam
     `max_new_tokens`."""
     found = 0
     for sample in samples:
-        begin, end = next(iter(answers_of(sample.turns)), (0, 0))
+        begin, end = next(iter(find_answer_spans(sample.turns)), (0, 0))
         end = min(end, begin + measurer.decoding.max_new_tokens)
         if not (0 < begin <= measurer.room and end - begin > 1):
             continue
@@ -106,7 +106,7 @@ def unrolled(head: Head, target: Target, sample: Sample, steps: int) -> list[int
 
 def replayed(speculator: Speculator, sample: Sample, steps: int) -> list[int]:
     """Return the same by decoding, from the target's own states."""
-    [(begin, end)] = answers_of(sample.turns)
+    [(begin, end)] = find_answer_spans(sample.turns)
     ids = sample.input_ids.tolist()
     answer = Answered(ids[:begin], ids[begin:end], beyond=[0] * steps, stopped=False)
     [places] = record(speculator, [answer], steps=steps, topks=[1]).places[1]

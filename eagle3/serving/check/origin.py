@@ -7,7 +7,7 @@ from pathlib import PurePath
 from eagle3.decoding.speculate import require_topk
 from eagle3.engine.versions import takes_ids_for_inputs
 from eagle3.errors import InputError
-from eagle3.head_files.files import IDS_KEY, LAYER_IDS, HeadFiles, ids_of
+from eagle3.head_files.files import IDS_KEY, LAYER_IDS, HeadFiles, layer_id_entries
 from eagle3.head_files.finding import Level, Problem, TargetFacts
 from eagle3.head_files.format import head_config, read_kind
 from eagle3.target.facts import target_config
@@ -47,15 +47,15 @@ def check_layer_ids(files: HeadFiles, facts: TargetFacts) -> Iterator[Problem]:
         hint = " (those are the inputs of layers, SGLang counts outputs)" if served == trained else ""
         named = f"layer ids {ids}" if ids else f"{IDS_KEY} is missing, and the layer ids of SGLang's default {served}"
         outputs = [layer - 1 for layer in trained]
-        yield "error", f"{named} are not those of the training, {outputs}{hint}; set {ids_of(trained)}"
+        yield "error", f"{named} are not those of the training, {outputs}{hint}; set {layer_id_entries(trained)}"
     elif ids is None:
         yield from _without_ids(files, layers)
     elif ids != served:
         yield (
             "error",
             f"layer ids {ids} do not ascend: SGLang joins the layers as it passes them, {served}; set "
-            f"{ids_of(layers)}, and reorder the columns of fc.weight likewise if the head was trained in the order of "
-            f"the list",
+            f"{layer_id_entries(layers)}, and reorder the columns of fc.weight likewise if the head was trained in the "
+            f"order of the list",
         )
     elif files.record is None and not files.top_level_ids:
         yield "warning", f"layer ids {ids}: no file says what they count; {_two_readings(ids)}"
@@ -73,7 +73,8 @@ def _without_ids(files: HeadFiles, layers: list[int]) -> Iterator[Problem]:
     elsewhere, served = files.top_level_ids, [layer - 1 for layer in layers]
     default = f"SGLang takes its default, the outputs of {served}"
     if not elsewhere:
-        yield "warning", f"config.json names no layers: {default}; set {ids_of(layers)} if the training had these"
+        advice = f"set {layer_id_entries(layers)} if the training had these"
+        yield "warning", f"config.json names no layers: {default}; {advice}"
         return
     # Trainers for vLLM write `hidden_states` indices there, others have copied SGLang's ids to this place.
     level: Level = "warning" if served in (elsewhere, [layer - 1 for layer in elsewhere]) else "error"
@@ -83,10 +84,10 @@ def _without_ids(files: HeadFiles, layers: list[int]) -> Iterator[Problem]:
 
 def _two_readings(ids: list[int]) -> str:
     """Name the layers that ids of another trainer may mean. On layers one off, a head still drafts, but worse."""
-    outputs = ids_of([layer + 1 for layer in ids])
+    outputs = layer_id_entries([layer + 1 for layer in ids])
     return (
-        f"set {ids_of(ids)} if the training counted hidden_states, as vLLM does, or {outputs} if it counted outputs of "
-        f"layers, as SGLang does"
+        f"set {layer_id_entries(ids)} if the training counted hidden_states, as vLLM does, or {outputs} if it counted "
+        f"outputs of layers, as SGLang does"
     )
 
 

@@ -20,7 +20,7 @@ from eagle3.features.concat import open_recorded
 from eagle3.features.sample import Sample
 from eagle3.features.source import FeatureSource, as_setting
 from eagle3.features.split import prompt_and_turn, split_fraction
-from eagle3.features.turns import answers_of
+from eagle3.features.turns import find_answer_spans
 from eagle3.head_files.record import Origin
 from eagle3.prompts import Refused, Source, read_prompts, source_at
 from eagle3.serving.check.turns import Turn, first_turn, require_room
@@ -249,7 +249,7 @@ def _held_out(features: FeatureSource, val_fraction: float) -> Iterator[Iterator
         own = [ref for ref in refs if ref.store == refs[0].store]
         by_turn = sorted(own, key=lambda ref: prompt_and_turn(ref.entry.id)[1])
         samples = map(features.read, by_turn)
-        yield (each.input_ids[:begin].tolist() for each in samples for begin, _ in answers_of(each.turns))
+        yield (each.input_ids[:begin].tolist() for each in samples for begin, _ in find_answer_spans(each.turns))
 
 
 def _held_out_answers(folders: list[Path], val_fraction: float) -> Iterator[Iterator[list[int]]]:

@@ -15,7 +15,7 @@ from eagle3.head_files.files import read_files
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.jobs import Job
 from eagle3.serving.compare.measure import Gained, Measured, Way, answers_at, measure_head
-from eagle3.serving.compare.run import facts_of
+from eagle3.serving.compare.run import head_facts
 from eagle3.settings.serving import CompareRun, CompareSettings, TokenSampling
 from eagle3.storage.files import sha256_json
 from eagle3.storage.records import read_sealed_json, write_sealed_json
@@ -53,7 +53,7 @@ def measure_jobs(run: CompareRun, jobs: Sequence[Job], target: Target, prompts: 
 
 def _file(job: Job, asked: dict[str, Any]) -> Path:
     """Return where the job's gains are kept; another head or question has another file."""
-    key = sha256_json(asked | {"head": facts_of(job.head)["sha256"]})
+    key = sha256_json(asked | {"head": head_facts(job.head)["sha256"]})
     return job.folder / "compared" / f"{key[:16]}.json"
 
 

@@ -58,7 +58,7 @@ def conditions(run: CompareRun, heads: Mapping[str, Path], target: Target, promp
     return {
         "target": target.path,
         "dtype": str(target.embedding.dtype).removeprefix("torch."),
-        "heads": {name: facts_of(path) for name, path in heads.items()},
+        "heads": {name: head_facts(path) for name, path in heads.items()},
         "conversations": prompts.num_conversations,
         "turns": prompts.turns,
         "prompts": len(prompts.prompts),
@@ -81,7 +81,7 @@ def write_comparison(run: CompareRun, numbers: Mapping[str, Any], page: str, fol
     log.info("all rows are in %s, all numbers are in %s", page_file, numbers_file)
 
 
-def facts_of(head: Path) -> dict[str, Any]:
+def head_facts(head: Path) -> dict[str, Any]:
     weights = {path.name: sha256_file(path) for path in sorted(head.glob(WEIGHTS))}
     return {"path": str(head), "sha256": weights}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3 import markdown
-from eagle3.decoding.paired import CONFIDENCE, Estimate, mean_of
+from eagle3.decoding.paired import CONFIDENCE, Estimate, estimate_mean
 from eagle3.serving.check.prompts import PromptSet
 from eagle3.serving.compare.heads import require_targets
 from eagle3.serving.compare.jobs import Job, Jobs
@@ -95,7 +95,7 @@ def over_seeds(estimates: Sequence[Mapping[str, Any]]) -> Estimate:
         return Estimate(**estimates[0])
     values = [each["value"] for each in estimates]
     alike = max(values) - min(values) < ROUNDING
-    return mean_of(values)._replace(low=None, high=None) if alike else mean_of(values)
+    return estimate_mean(values)._replace(low=None, high=None) if alike else estimate_mean(values)
 
 
 def verdict(row: Mapping[str, Any], first: str) -> str:
@@ -104,7 +104,7 @@ def verdict(row: Mapping[str, Any], first: str) -> str:
     if not row["difference"]:
         return f"{against} {way}: no seed in common"
     difference = Estimate(**row["difference"])
-    measured = " ".join(filter(None, _cells_of(difference, "+")))
+    measured = " ".join(filter(None, _estimate_cells(difference, "+")))
     over = f"{row['pairs']} seeds" if row["pairs"] > 1 else f"one seed, {row['conversations']} conversations"
     said = "not separated"
     if difference.low is None or difference.high is None:
@@ -126,11 +126,11 @@ def settings_page(made: Sequence[Mapping[str, Any]], prompts: PromptSet) -> str:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     cells = [row["sampling"], drafts(row), row["setting"], str(len(row["seeds"]))]
-    cells += _cells_of(Estimate(**row["accept_length"]))
-    return cells + (_cells_of(Estimate(**row["difference"]), "+") if row["difference"] else ["", ""])
+    cells += _estimate_cells(Estimate(**row["accept_length"]))
+    return cells + (_estimate_cells(Estimate(**row["difference"]), "+") if row["difference"] else ["", ""])
 
 
-def _cells_of(estimate: Estimate, sign: str = "") -> list[str]:
+def _estimate_cells(estimate: Estimate, sign: str = "") -> list[str]:
     """Write a value and its interval, which may be missing."""
     interval = "" if estimate.low is None else f"[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
     return [f"{estimate.value:{sign}.3f}", interval]

@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from eagle3.answers.store import read_answers
-from eagle3.engine.command import Draft, draft_flags, words_of
+from eagle3.engine.command import Draft, command_words, draft_flags
 from eagle3.errors import InputError
 from eagle3.head.eagle3 import EAGLE3
 from eagle3.head_files.files import HeadFiles
@@ -84,7 +84,7 @@ def training_data(stores: str | list[str]) -> TrainingData | None:
 def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: TrainingData | None) -> str:
     record = files.record
     assert record is not None
-    name, license, kind = record.origin.target.name, license_of(data), read_kind(files)
+    name, license, kind = record.origin.target.name, hub_license(data), read_kind(files)
     front_matter = ModelCardData(
         base_model=name if is_hub_id(name) else None,
         license=license,
@@ -109,7 +109,7 @@ def model_card(files: HeadFiles, settings: dict[str, Any], draft: Draft, data: T
     return "\n\n".join(parts) + "\n"
 
 
-def license_of(data: TrainingData | None) -> str | None:
+def hub_license(data: TrainingData | None) -> str | None:
     """Return the Hub's name of the licence that all prompts have; `other` for several, which the card lists."""
     if data is None or not data.licenses:
         return None
@@ -119,7 +119,7 @@ def license_of(data: TrainingData | None) -> str | None:
 
 def commands(files: HeadFiles, target: str, draft: Draft) -> str:
     head = "HEAD"
-    flags = shlex.join(words_of(draft_flags(replace(draft, head=head))))
+    flags = shlex.join(command_words(draft_flags(replace(draft, head=head))))
     speculative = json.dumps({"method": "eagle3", "model": head, "num_speculative_tokens": draft.steps})
     lines = {
         SGLANG: f"python -m sglang.launch_server --model-path {target} \\\n  {flags}",

@@ -33,7 +33,7 @@ def publish(run: PublishRun, files: HeadFiles, target: TargetFiles) -> None:
     """Write the folder `run.out`, once everything that goes into it was read."""
     record = require_exported(files)
     require_trained_on(record, target)
-    results = from_here(read_results(run.results, weights_of(record)))
+    results = from_here(read_results(run.results, weight_file_hashes(record)))
     texts = {
         LICENSE: read_text(run.licenses.head_file, key="licenses.head_file"),
         TARGET_LICENSE: read_text(run.licenses.target_file, key="licenses.target_file"),
@@ -69,7 +69,7 @@ def require_trained_on(record: HeadRecord, target: TargetFiles) -> None:
         )
 
 
-def weights_of(record: HeadRecord) -> dict[str, str]:
+def weight_file_hashes(record: HeadRecord) -> dict[str, str]:
     """Return the sha256 of the head's files of weights, by name."""
     return {name: sha256 for name, sha256 in record.files.items() if name.endswith(".safetensors")}
 
@@ -113,7 +113,7 @@ def card(
         rest = "\n## ".join([serve, *others])
     parts = [
         intro,
-        measurements(results, Path(run.out).name, weights_of(record)),
+        measurements(results, Path(run.out).name, weight_file_hashes(record)),
         heading + rest,
         f"## Use and limits\n\n{limits(record, run.notes_file)}",
         f"## Licences\n\n{licences(run)}",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.draft_shape import Shape
-from eagle3.engine.command import Draft, draft_flags, words_of
+from eagle3.engine.command import Draft, command_words, draft_flags
 from eagle3.markdown import table
 from eagle3.serving.bench.stats import Summary
 from eagle3.serving.report import number, share, with_error, write_report
@@ -96,7 +96,7 @@ def advice(found: Findings, *, target: str, head: str) -> Iterator[str]:
         return
     yield f"{speed_up:.2f} times the speed of the plain target at concurrency {load} ({how}) with"
     draft = Draft(head=head, draft_window=found.settings.draft_window, **best._asdict())
-    yield f"  {shlex.join(words_of(draft_flags(draft)))}"
+    yield f"  {shlex.join(command_words(draft_flags(draft)))}"
     yield _launch(found, best, target, head)
 
 

@@ -25,7 +25,7 @@ Span = tuple[int, int, int]  # first and last number of requests, and the steps 
 
 def schedules(begins: Mapping[int, int], last_load: int, head: str) -> dict[str, dict[str, Any] | None]:
     """Return the steps by server; None where a server cannot be told. `begins`: see `thresholds`."""
-    spans = spans_of(begins, last_load)
+    spans = build_spans(begins, last_load)
     most = max(steps for _, _, steps in spans)
     vllm = {
         "method": "eagle3",
@@ -44,7 +44,7 @@ def schedules(begins: Mapping[int, int], last_load: int, head: str) -> dict[str,
     return {SGLANG: sglang, VLLM: vllm, TENSORRT_LLM: tensorrt_llm if spans[0][2] == most else None}
 
 
-def spans_of(begins: Mapping[int, int], last_load: int) -> list[Span]:
+def build_spans(begins: Mapping[int, int], last_load: int) -> list[Span]:
     """Return ranges from one request to `last_load`, without gaps."""
     first, *others = sorted(begins)
     bounds = pairwise([1, *others, last_load + 1])

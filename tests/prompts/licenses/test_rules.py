@@ -9,7 +9,7 @@ from stores import CONF
 
 from eagle3.errors import InputError
 from eagle3.prompts.licenses.rules import LicenseCheck, LicenseRules
-from eagle3.prompts.licenses.terms import all_of, names_in, source_terms
+from eagle3.prompts.licenses.terms import join_licenses, names_in, source_terms
 from eagle3.prompts.reading.prompt import Prompt
 from eagle3.settings.prompts import LicenseSettings
 from eagle3.settings.types import validated
@@ -77,7 +77,7 @@ def test_named_terms_pass_whole_and_inside_expressions():
     allowed = {
         "allowed_terms": ["Acme data terms 2026", "acme-terms", "Terms and conditions (Acme)", "Bits or Bytes v1!"]
     }
-    listed = all_of(["MIT", "Bits or Bytes v1!"])
+    listed = join_licenses(["MIT", "Bits or Bytes v1!"])
     for named in ("terms and conditions (acme)", "ACME  data terms 2026", "MIT AND acme-terms", listed):
         assert verdict(named, **allowed) is None
     assert verdict("Other data terms", **allowed) == "license unknown"

@@ -7,7 +7,7 @@ from string import ascii_lowercase
 import numpy as np
 import pytest
 from prompt_stage import Prepare, chat, default_settings, reasons, users, write
-from prompt_stage import texts as texts_of
+from prompt_stage import texts as kept_texts
 from similar_texts import LONG, VOCABULARY, asked, kept_by_brute_force, texts_with_copies
 
 from eagle3.errors import InputError
@@ -30,7 +30,7 @@ def test_what_is_kept_is_what_comparing_every_pair_keeps(prepare, threshold):
         [chat(text) for text in texts],
         duplicates={"threshold": threshold, "bands": 30, "band_rows": 1, "comparisons": 600},
     )
-    assert texts_of(prepare) == kept_by_brute_force(texts, threshold)
+    assert kept_texts(prepare) == kept_by_brute_force(texts, threshold)
     assert {"exact duplicate", "near duplicate"} == set(reasons(prepare))
 
 
@@ -38,7 +38,7 @@ def test_what_is_kept_is_what_comparing_every_pair_keeps(prepare, threshold):
 def test_the_default_bands_find_nearly_all_pairs_above_the_threshold(prepare):
     texts = texts_with_copies(800, seed=2)
     prepare([chat(text) for text in texts])
-    kept, expected = {*texts_of(prepare)}, kept_by_brute_force(texts, 0.8)
+    kept, expected = {*kept_texts(prepare)}, kept_by_brute_force(texts, 0.8)
     assert len(kept) == pytest.approx(len(expected), rel=0.02)
     assert len(texts) - len(expected) > 150
 
@@ -64,7 +64,7 @@ def test_long_prompts_of_one_template_are_compared_within_the_memory_limit(prepa
     template = ["".join(rng.choices(ascii_lowercase, k=6)) for _ in range(3900)]
     texts = [" ".join([*template, *rng.choices(VOCABULARY, k=100)]) for _ in range(60)]
     prepare([chat(text) for text in texts])
-    assert texts_of(prepare) == texts[:1]
+    assert kept_texts(prepare) == texts[:1]
 
 
 def signed(text: str, **settings: int) -> Signature:
@@ -218,11 +218,11 @@ def test_what_earlier_runs_have_kept_is_left_out_and_counted_also_when_they_have
     assert second(SECOND, duplicates=known)["prompts"] == 4
     first(FIRST)
     second(SECOND, duplicates=known)
-    assert texts_of(second) == ["Sort a tuple, please", "First", "Something new"]
+    assert kept_texts(second) == ["Sort a tuple, please", "First", "Something new"]
     assert reasons(second) == [f"known: {first.out_dir} has it"] * 2
     both = {"known": [str(first.out_dir), str(second.out_dir)]}
     third([*SECOND, chat("Newer still")], duplicates=both)
-    assert texts_of(third) == ["Newer still"]
+    assert kept_texts(third) == ["Newer still"]
     with pytest.raises(InputError, match=r"duplicates\.known=\['/nowhere'\]: /nowhere/prompts/prompts\.jsonl does not"):
         third(SECOND, duplicates={"known": ["/nowhere"]})
 
@@ -233,8 +233,8 @@ def test_what_earlier_runs_have_nearly_is_left_out_with_a_warning_if_it_is_most(
     first([chat(text) for text in texts[:50]])
     settings = {"known": [str(first.out_dir)], "bands": 30, "band_rows": 1, "comparisons": 600}
     second([chat(text) for text in texts], duplicates=settings)
-    kept = kept_by_brute_force([*texts_of(first), *texts], 0.8)
-    assert texts_of(second) == kept[len(texts_of(first)) :]
+    kept = kept_by_brute_force([*kept_texts(first), *texts], 0.8)
+    assert kept_texts(second) == kept[len(kept_texts(first)) :]
     assert {f"known: {first.out_dir} has it", f"known: {first.out_dir} has a near duplicate"} <= set(reasons(second))
     assert "prompts.duplicates.known" in caplog.text
 
@@ -243,7 +243,7 @@ def test_what_earlier_runs_have_nearly_is_left_out_with_a_warning_if_it_is_most(
     assert second([*modes, chat(texts[0])], duplicates=settings)["prompts"] == 3
     assert "prompts.duplicates.known" not in caplog.text
     with pytest.raises(InputError, match=r"prompts\.duplicates\.known=.*every prompt"):
-        second([chat(text) for text in texts_of(first)], duplicates=settings)
+        second([chat(text) for text in kept_texts(first)], duplicates=settings)
     # Answers that only one of the two has do not count.
     second([chat(texts[0], "an answer"), chat("New", "x")], duplicates=settings, keep_answers=True)
     assert reasons(second) == [f"known: {first.out_dir} has a near duplicate"]

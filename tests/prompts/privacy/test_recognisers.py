@@ -15,8 +15,8 @@ import pytest
 from privacy_checks import build_privacy
 from stores import ASSETS
 
-from eagle3.prompts.filters import language_of, split_code
-from eagle3.prompts.privacy.ids import CLEAR, NAMES, check_of
+from eagle3.prompts.filters import detect_language, split_code
+from eagle3.prompts.privacy.ids import CLEAR, NAMES, load_check
 from eagle3.prompts.privacy.policy import readable
 from eagle3.prompts.privacy.recogniser import Span, has_context, words
 
@@ -218,7 +218,7 @@ def test_a_finding_is_the_whole_identifier_and_nothing_else(recognisers, entity)
 
 def test_every_entity_and_every_country_has_its_check(recognisers):
     assert set(FOUND) == set(recognisers.actions)
-    assert all(map(check_of, NAMES)) and set(CLEAR) <= set(NAMES)
+    assert all(map(load_check, NAMES)) and set(CLEAR) <= set(NAMES)
 
 
 PASSES = [
@@ -360,7 +360,7 @@ class Languages:
     entity = "language"
 
     def find(self, text: str) -> list:
-        return [language_of(split_code([text]).prose)]
+        return [detect_language(split_code([text]).prose)]
 
 
 def seconds(recogniser, text: str) -> float:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from prompt_stage import messages_of, users
+from prompt_stage import read_messages, users
 
 from eagle3.prompts import Refused
 
@@ -40,8 +40,8 @@ LISTED = "Which?\n\nA. rain\nB. snow\nC. hail"
     ],
 )  # fmt: skip
 def test_options_follow_their_question(row, text):
-    assert messages_of({"question": "Which?", **row}, keep_answers=False) == users(text)
-    [turn] = messages_of({"messages": users("What?"), **row}, keep_answers=False)
+    assert read_messages({"question": "Which?", **row}, keep_answers=False) == users(text)
+    [turn] = read_messages({"messages": users("What?"), **row}, keep_answers=False)
     assert turn["content"] == "What?\n\n" + text.rpartition("\n\n")[2]
 
 
@@ -58,7 +58,7 @@ def test_options_follow_their_question(row, text):
 )
 def test_options_that_the_question_holds_and_choices_of_a_completion_are_not_added(row):
     asked = row.get("messages") or users(*(row.get("turns") or [row.get("prompt")]))
-    assert messages_of(row, keep_answers=False) == asked
+    assert read_messages(row, keep_answers=False) == asked
 
 
 def test_options_without_a_place_are_refused():
@@ -70,7 +70,7 @@ def test_options_without_a_place_are_refused():
         ({"question": "a", "options": "['rain' 'snow']"}, "row with options as Python writes them, not JSON"),
     ):
         with pytest.raises(Refused, match=reason):
-            messages_of(row, keep_answers=False)
+            read_messages(row, keep_answers=False)
 
 
 def test_added_options_are_counted(prepare):

@@ -20,7 +20,7 @@ from prompt_stage import chat, read_file, some_rows, texts, users, write
 from eagle3.errors import InputError
 from eagle3.prompts import Prompt, Refused, source_at
 from eagle3.prompts.reading.formats import BLANK, chunk_rows, cut
-from eagle3.prompts.reading.shapes import shape_of
+from eagle3.prompts.reading.shapes import build_layout
 
 # Chunks
 
@@ -37,7 +37,7 @@ def test_every_line_is_in_exactly_one_chunk(tmp_path, size, end):
     found, offset = [], 0
     for chunk in chunks:
         line = 0
-        for line, value in chunk_rows(chunk, shape_of(None, None)):
+        for line, value in chunk_rows(chunk, build_layout(None, None)):
             found.append((offset + line, value))
         offset += line
     assert [value for _, value in found if value is not BLANK] == [json.loads(line) for line in lines]

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 import pytest
-from prompt_stage import messages_of, users
+from prompt_stage import read_messages, users
 
 from eagle3.prompts import Refused
 
@@ -52,8 +52,8 @@ def talk(key: str, *values: object) -> list[dict]:
 )
 def test_turns_out_of_order_and_trees_are_refused(turns, reason):
     if reason is None:
-        assert messages_of({"messages": turns}, keep_answers=False)
+        assert read_messages({"messages": turns}, keep_answers=False)
         return
     with pytest.raises(Refused, match=reason) as refused:
-        messages_of({"messages": turns}, keep_answers=False)
+        read_messages({"messages": turns}, keep_answers=False)
     assert refused.value.name in turns[0]

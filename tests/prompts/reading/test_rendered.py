@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from prompt_stage import chat, messages_of, users
+from prompt_stage import chat, read_messages, users
 from stores import ASSETS
 from transformers import AutoTokenizer
 
@@ -78,7 +78,7 @@ def test_a_rendered_conversation_is_refused_whatever_its_column(column):
         "<|im_start|>user\nSee ```print(1)``` and explain.<|im_end|>\n<|im_start|>assistant\n",
     ]:
         with pytest.raises(Refused, match=RENDERED):
-            messages_of({column: users(text) if column == "messages" else text}, keep_answers=False)
+            read_messages({column: users(text) if column == "messages" else text}, keep_answers=False)
 
 
 def test_a_question_about_markers_stays_a_prompt():
@@ -97,12 +97,12 @@ def test_a_question_about_markers_stays_a_prompt():
         "The header of my report is\n### Response:\nWhat else?",
         "Why is it called <s>old</s> here?",
     ]:
-        assert messages_of({"prompt": text}, keep_answers=False) == users(text)
+        assert read_messages({"prompt": text}, keep_answers=False) == users(text)
 
 
 def test_an_answer_may_hold_markers():
     row = chat("Show me ChatML.", "<|im_start|>user\nHi<|im_end|>")
-    assert messages_of(row, keep_answers=True) == row["messages"]
+    assert read_messages(row, keep_answers=True) == row["messages"]
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prompt_stage import chat, messages_of, read_file, reasons, texts, users, write
+from prompt_stage import chat, read_file, read_messages, reasons, texts, users, write
 
 from eagle3.prompts import Prompt, Refused
-from eagle3.prompts.reading.shapes import shape_of
+from eagle3.prompts.reading.shapes import build_layout
 
 NAN = float("nan")
 RAIN = "rain " * 20
@@ -109,7 +109,7 @@ TURNS_AS_TEXT = "user turn with turns or their parts as JSON text: write them as
 )  # fmt: skip
 def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns, row):
     def read(*, keep_answers: bool) -> list[str]:
-        return [f"{turn['role']}: {turn['content']}" for turn in messages_of(row, keep_answers=keep_answers)]
+        return [f"{turn['role']}: {turn['content']}" for turn in read_messages(row, keep_answers=keep_answers)]
 
     if turns[-1].startswith("assistant") and "\n\nb" not in turns[0]:  # with their answers, messages stay as they are
         assert read(keep_answers=True) == [*turns]
@@ -195,7 +195,7 @@ def test_a_usual_shape_is_read_with_its_answer_where_answers_are_kept(turns, row
 )  # fmt: skip
 def test_what_would_make_another_prompt_is_refused_with_a_reason(row, reason):
     with pytest.raises(Refused) as refused:
-        messages_of(row, keep_answers=False)
+        read_messages(row, keep_answers=False)
     assert refused.value.reason == reason
 
 
@@ -217,9 +217,9 @@ def test_what_would_make_another_prompt_is_refused_with_a_reason(row, reason):
 )
 def test_turns_in_another_column_are_refused_by_its_name_which_can_be_given(row, place):
     with pytest.raises(Refused, match="turns in another column") as refused:
-        messages_of(row, keep_answers=False)
+        read_messages(row, keep_answers=False)
     assert refused.value.name == place
-    assert messages_of(row, keep_answers=False, shape=shape_of({"messages": place}, None)) == users("a")
+    assert read_messages(row, keep_answers=False, shape=build_layout({"messages": place}, None)) == users("a")
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,10 @@ def test_turns_in_another_column_are_refused_by_its_name_which_can_be_given(row,
 )
 def test_a_question_about_a_file_of_image_or_sound_is_refused_whatever_names_it(row):
     with pytest.raises(Refused, match="image, sound or video"):
-        messages_of({"question": "What is this?", **row}, keep_answers=False)
-    kept = messages_of({"question": "What?", **row}, keep_answers=False, shape=shape_of({"attachments": []}, None))
+        read_messages({"question": "What is this?", **row}, keep_answers=False)
+    kept = read_messages(
+        {"question": "What?", **row}, keep_answers=False, shape=build_layout({"attachments": []}, None)
+    )
     assert kept[0]["content"] in ("What?", row.get("question"))
 
 
@@ -256,7 +258,7 @@ def test_a_question_about_a_file_of_image_or_sound_is_refused_whatever_names_it(
     ],
 )
 def test_what_only_speaks_of_images_stays_a_prompt(row):
-    assert messages_of({"question": "Why?", **row}, keep_answers=False) == users(row.get("question", "Why?"))
+    assert read_messages({"question": "Why?", **row}, keep_answers=False) == users(row.get("question", "Why?"))
 
 
 def test_what_stands_next_to_the_known_names_is_counted(prepare):
@@ -314,10 +316,10 @@ def test_what_stands_next_to_turns_inside_an_object_is_read_or_counted(prepare):
     assert [turn["content"] for turn in prepare.prompts()[0]["messages"]] == ["x", "a"]
     assert reasons(prepare) == ["row with request.body.tools"]
     with pytest.raises(Refused, match="image, sound or video"):
-        messages_of(
+        read_messages(
             {"input": {"messages": users("a")}, "scan": "7.png"},
             keep_answers=False,
-            shape=shape_of({"messages": "input.messages"}, None),
+            shape=build_layout({"messages": "input.messages"}, None),
         )
     found = {"column not read: request.body.seed": 1, "column not read: request.url": 1}
     assert ledger["sources"]["chats"]["found"]["reading"] == found
@@ -344,16 +346,16 @@ def test_a_column_of_a_table_without_a_value_or_with_numbers_is_no_file(tmp_path
 
 def test_named_columns_and_roles_take_the_place_of_the_usual_ones():
     row = {"Frage": "a", "prompt": "not this", "meta": {"rolle": "Be brief."}, "tools": [1]}
-    shape = shape_of({"prompt": "frage", "system": ["meta.rolle"], "attachments": []}, None)
-    assert messages_of(row, keep_answers=False, shape=shape) == [SYSTEM, *users("a")]
+    shape = build_layout({"prompt": "frage", "system": ["meta.rolle"], "attachments": []}, None)
+    assert read_messages(row, keep_answers=False, shape=shape) == [SYSTEM, *users("a")]
     turns = {"verlauf": [{"wer": "Kundin", "was": "a"}, {"wer": "bot", "was": "b"}]}
-    shape = shape_of({"messages": "verlauf", "role": "wer", "content": "was"}, {"Kundin": "user"})
-    assert messages_of(turns, keep_answers=True, shape=shape) == [*users("a"), {"role": "assistant", "content": "b"}]
+    shape = build_layout({"messages": "verlauf", "role": "wer", "content": "was"}, {"Kundin": "user"})
+    assert read_messages(turns, keep_answers=True, shape=shape) == [*users("a"), {"role": "assistant", "content": "b"}]
     row = {**turns, "system": "Be brief.", "verlauf": turns["verlauf"][:1], "answer": "b"}
-    assert messages_of(row, keep_answers=True, shape=shape)[::2] == [SYSTEM, {"role": "assistant", "content": "b"}]
-    shape = shape_of({"prompt": "frage", "content": "was"}, None)
-    assert messages_of({"Frage": "a"}, keep_answers=False, shape=shape) == users("a")
-    assert messages_of({"Frage": ["a", "b"]}, keep_answers=False, shape=shape) == users("a", "b")
+    assert read_messages(row, keep_answers=True, shape=shape)[::2] == [SYSTEM, {"role": "assistant", "content": "b"}]
+    shape = build_layout({"prompt": "frage", "content": "was"}, None)
+    assert read_messages({"Frage": "a"}, keep_answers=False, shape=shape) == users("a")
+    assert read_messages({"Frage": ["a", "b"]}, keep_answers=False, shape=shape) == users("a", "b")
 
 
 def test_each_source_has_columns_of_its_own_and_a_table_is_read_by_them(prepare):

@@ -4,17 +4,17 @@ import json
 from typing import Any
 
 import pytest
-from prompt_stage import Prepare, chat, messages_of, reasons, users
+from prompt_stage import Prepare, chat, read_messages, reasons, users
 
 from eagle3.errors import InputError
 from eagle3.prompts.reading.conversation import conversation
 from eagle3.prompts.reading.prompt import Refused
-from eagle3.prompts.reading.shapes import shape_of
+from eagle3.prompts.reading.shapes import build_layout
 from eagle3.prompts.reading.tools import KEPT, LEFT_OUT, NO_RESULT, NO_TOOLS, OTHER_RESULT, UNREADABLE
 
 TOOL = {"name": "look_up", "description": "Looks up.", "parameters": {"type": "object", "properties": {}}}
 ARGUMENTS = {"topic": "Größe", "most": 2, "old": True}
-KEEPING = shape_of(None, None, keeps_tools=True)
+KEEPING = build_layout(None, None, keeps_tools=True)
 
 
 def assistant(content: str | None, **parts: Any) -> dict:
@@ -241,4 +241,4 @@ def test_kept_answers_keep_calls_and_results_and_calls_in_a_text_as_they_are():
     text = LAYOUTS["Hermes"]["conversations"][1]["value"]
     assert messages == [*users("a"), assistant(text), result("7"), assistant("Seven.")]
     with pytest.raises(Refused, match="turn with tool_calls next to its content"):
-        messages_of({"messages": [*users("a"), assistant("", tool_calls=[call()])]}, keep_answers=True)
+        read_messages({"messages": [*users("a"), assistant("", tool_calls=[call()])]}, keep_answers=True)

@@ -7,17 +7,17 @@ from prompt_stage import chat, reasons, texts, users
 
 from eagle3.errors import InputError
 from eagle3.prompts import Refused
-from eagle3.prompts.reading.shapes import shape_of
-from eagle3.prompts.reading.tools import tools_of
+from eagle3.prompts.reading.shapes import build_layout
+from eagle3.prompts.reading.tools import read_tools
 
 PARAMETERS = {"type": "object", "properties": {"town": {"type": "string", "description": "Größe"}}}
 FUNCTION = {"name": "weather", "description": "of a town", "parameters": PARAMETERS}
 TOOLS = [{"type": "function", "function": FUNCTION}]
-KEEPING = shape_of(None, None, keeps_tools=True)
+KEEPING = build_layout(None, None, keeps_tools=True)
 
 
 def read(row: dict):
-    return tools_of(KEEPING.read(row))
+    return read_tools(KEEPING.read(row))
 
 
 def test_the_usual_forms_of_tools_become_one():

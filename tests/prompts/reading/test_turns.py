@@ -3,21 +3,21 @@
 from typing import Any
 
 import pytest
-from prompt_stage import messages_of, users
+from prompt_stage import read_messages, users
 
 from eagle3.prompts import Refused
 from eagle3.prompts.reading.conversation import conversation
-from eagle3.prompts.reading.shapes import shape_of
+from eagle3.prompts.reading.shapes import build_layout
 
-KEEPING = shape_of(None, None, keeps_tools=True)
+KEEPING = build_layout(None, None, keeps_tools=True)
 
 
 def said(row: dict, *, keep_answers: bool = False) -> list[str]:
-    return [f"{turn['role']}: {turn['content']}" for turn in messages_of(row, keep_answers=keep_answers)]
+    return [f"{turn['role']}: {turn['content']}" for turn in read_messages(row, keep_answers=keep_answers)]
 
 
 def notes(row: dict) -> list[tuple[str, str | None]]:
-    columns = shape_of(None, None).read(row)
+    columns = build_layout(None, None).read(row)
     conversation(columns, keep_answers=False)
     return columns.notes
 
@@ -157,14 +157,14 @@ MESSAGES = [
 def test_anthropics_calls_and_results_are_those_of_tools():
     with pytest.raises(Refused, match="tool turn"):
         said({"messages": MESSAGES})
-    messages = messages_of({"messages": MESSAGES, "tools": [TOOL]}, keep_answers=False, shape=KEEPING)
+    messages = read_messages({"messages": MESSAGES, "tools": [TOOL]}, keep_answers=False, shape=KEEPING)
     assert [(turn["role"], turn["content"]) for turn in messages] == [
         ("user", "a"), ("assistant", ""), ("tool", "found"), ("user", "and now?")
     ]  # fmt: skip
     assert messages[1]["tool_calls"][0]["function"] == {"name": "look_up", "arguments": {"most": 2}}
     assert messages[2]["tool_call_id"] == messages[1]["tool_calls"][0]["id"]
     only = [*MESSAGES[:2], {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1"}]}]
-    messages = messages_of({"messages": only, "tools": [TOOL]}, keep_answers=False, shape=KEEPING)
+    messages = read_messages({"messages": only, "tools": [TOOL]}, keep_answers=False, shape=KEEPING)
     assert [turn["role"] for turn in messages] == ["user", "assistant", "tool"]
 
 
@@ -173,8 +173,8 @@ def test_a_node_of_a_tree_may_hold_several_turns():
         f"{number}": {"parent": f"{number - 1}" if number else None, "message": message}
         for number, message in enumerate(MESSAGES)
     }
-    messages = messages_of({"mapping": nodes, "tools": [TOOL]}, keep_answers=False, shape=KEEPING)
-    assert messages == messages_of({"messages": MESSAGES, "tools": [TOOL]}, keep_answers=False, shape=KEEPING)
+    messages = read_messages({"mapping": nodes, "tools": [TOOL]}, keep_answers=False, shape=KEEPING)
+    assert messages == read_messages({"messages": MESSAGES, "tools": [TOOL]}, keep_answers=False, shape=KEEPING)
 
 
 def test_claudes_export_is_read_and_a_turn_about_a_file_is_refused():
@@ -184,7 +184,7 @@ def test_claudes_export_is_read_and_a_turn_about_a_file_is_refused():
         row = {"chat_messages": [{**turn, key: [{"file_name": "x.pdf"}]}]}
         with pytest.raises(Refused, match=f"turn with {key}"):
             said(row)
-        assert messages_of(row, keep_answers=False, shape=shape_of({"attachments": []}, None))
+        assert read_messages(row, keep_answers=False, shape=build_layout({"attachments": []}, None))
 
 
 @pytest.mark.parametrize("content", [[], [""], [{"type": "text", "text": " "}], {"parts": [""]}])

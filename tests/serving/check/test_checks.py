@@ -35,7 +35,7 @@ def exported(facts: TargetFacts, tmp_path: Path) -> Editable:
     return Editable(tmp_path / "head")
 
 
-def findings_of(head: Editable, facts: TargetFacts) -> list[Finding]:
+def save_and_check(head: Editable, facts: TargetFacts) -> list[Finding]:
     head.save()
     return run_checks(read_files(head.path), facts)
 
@@ -62,12 +62,12 @@ def test_what_servers_compute_anyway_and_any_order_of_the_draft_vocabulary_are_n
     exported.tensors["embed_tokens.weight"] = target.embedding.to(torch.bfloat16)
     exported.tensors["midlayer.self_attn.rotary_emb.inv_freq"] = torch.ones(32, dtype=torch.bfloat16)
     exported.tensors["d2t"] = exported.tensors["d2t"].int()  # SGLang adds them to int64
-    assert levels(findings_of(exported, facts)) == {}
+    assert levels(save_and_check(exported, facts)) == {}
 
 
 def test_a_sound_head_of_specforge_has_no_errors(exported, facts):
     as_specforge(exported)
-    findings = findings_of(exported, facts)
+    findings = save_and_check(exported, facts)
     assert levels(findings) == {"layer_ids": "warning", "target": "skipped"}
     [unnamed] = [finding.message for finding in findings if finding.check == "layer_ids"]
     assert "SGLang takes its default, the outputs of [1, 3, 4]" in unnamed
@@ -75,12 +75,12 @@ def test_a_sound_head_of_specforge_has_no_errors(exported, facts):
 
 def test_a_sound_head_of_the_speculators_has_only_its_layout_to_change(exported, facts, target):
     as_speculators(exported, target.embedding)
-    findings = findings_of(exported, facts)
+    findings = save_and_check(exported, facts)
     assert errors(findings).keys() == {"layout"} and "layer_ids" not in levels(findings)
     layer = exported.config.pop("transformer_layer_config")
     flat = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "tie_word_embeddings": False}
     exported.config = {key: value for key, value in (layer | exported.config | flat).items() if value is not None}
-    findings = findings_of(exported, facts)
+    findings = save_and_check(exported, facts)
     assert levels(findings) == {"layer_ids": "warning"}
     [unread] = [finding.message for finding in findings if finding.check == "layer_ids"]
     assert "[1, 3, 4]" in unread and "[2, 4, 5]" in unread
@@ -90,7 +90,7 @@ def test_a_sound_head_of_the_speculators_has_only_its_layout_to_change(exported,
 def test_ids_that_another_trainer_wrote_once_are_named_in_both_readings(twice, expected, exported, facts):
     exported.training = None
     name_layers(exported.config, [1, 3, 4], twice=twice)
-    found = {item.check: item for item in findings_of(exported, facts)}
+    found = {item.check: item for item in save_and_check(exported, facts)}
     assert levels([*found.values()]) == {"target": "skipped"} | expected
     readings = [f"{LAYER_KEY} to {outputs}" for outputs in ([0, 2, 3], [1, 3, 4])]
     assert [reading in found["layer_ids"].message for reading in readings] == [not twice] * 2
@@ -111,9 +111,9 @@ def test_a_head_covers_the_context_that_sglang_derives_for_its_target(rope, leng
     assert scaled.config.max_position_embeddings == length
     export_head(random_head(scaled, FINGERPRINT), tmp_path / "head", versions={})
     head = Editable(tmp_path / "head")
-    assert levels(findings_of(head, scaled)) == {}
+    assert levels(save_and_check(head, scaled)) == {}
     head.config["max_position_embeddings"] = length // 2
-    found = errors(findings_of(head, scaled))["context"]
+    found = errors(save_and_check(head, scaled))["context"]
     assert f"is less than the target's {8192 if 'factor' in rope else 4096}" in found
     assert f"set it to {length}" in found
 
@@ -122,7 +122,7 @@ def test_a_head_covers_the_context_that_sglang_derives_for_its_target(rope, leng
 def test_a_target_that_reads_longer_texts_than_the_training_had_is_said(tokens, window, facts, tmp_path):
     trained = random_head(facts, FINGERPRINT)
     export_head(with_origin(trained, tokens_of_99_percent=tokens), tmp_path / "head", versions={})
-    [found] = [each for each in findings_of(Editable(tmp_path / "head"), facts) if each.check == "context"]
+    [found] = [each for each in save_and_check(Editable(tmp_path / "head"), facts) if each.check == "context"]
     assert found.level == "ok" and ("99 %" in found.message) == (window is not None)
     assert window is None or found.message.endswith(f"with and without compare.draft_window={window}")
 
@@ -323,29 +323,29 @@ FAULTS: list[tuple[Change, str, str, str, str]] = [
 )
 def test_a_planted_fault_is_found_and_explained(spoil, check, level, problem, fix, exported, facts):
     spoil(exported)
-    found = [(item.check, item.level, item.message) for item in findings_of(exported, facts)]
+    found = [(item.check, item.level, item.message) for item in save_and_check(exported, facts)]
     assert [text for *which, text in found if which == [check, level] and problem in text and fix in text], found
 
 
 def test_a_fault_that_several_checks_stumble_over_is_said_once(exported, facts):
     setting(num_hidden_layers=2)(exported)
-    found = levels(findings_of(exported, facts))
+    found = levels(save_and_check(exported, facts))
     assert found == {"model": "error", "tensors": "skipped", "d2t": "skipped", "t2d": "skipped"}
 
 
 def test_a_head_of_another_target_is_found_whatever_its_sizes(exported, facts):
     other = replace(facts, config=replace(facts.config, vocab_size=150, num_layers=4), embedding=None)
-    found = errors(findings_of(exported, other))
+    found = errors(save_and_check(exported, other))
     assert "vocab_size=4096, this target has 150: it is a head of another target" in found["model"]
     assert "give the target that the head was trained on" in found["layer_ids"]
 
 
 def test_for_deepseek_targets_sglang_adds_one_only_to_ids_that_start_with_1(exported, facts):
     deepseek = replace(facts, config=replace(facts.config, model_type="deepseek_v3"))
-    assert levels(findings_of(exported, deepseek)) == {}
+    assert levels(save_and_check(exported, deepseek)) == {}
     layer_ids([2, 3, 4])(exported)
     exported.training = None
-    [finding] = [item for item in findings_of(exported, deepseek) if item.check == "layer_ids"]
+    [finding] = [item for item in save_and_check(exported, deepseek) if item.check == "layer_ids"]
     remedy = f"for SGLang alone set {LAYER_KEY} to [3, 4, 5] and remove {IDS} from the top level"
     assert (finding.level, remedy in finding.message) == ("warning", True)
 
@@ -353,7 +353,7 @@ def test_for_deepseek_targets_sglang_adds_one_only_to_ids_that_start_with_1(expo
 def test_a_head_of_a_kind_of_your_own_is_not_advised_to_be_another_one(exported, facts):
     exported.training = None
     exported.config["head_kind"] = "two_layer_head.TwoLayers"
-    found = {item.check: item for item in findings_of(exported, facts)}
+    found = {item.check: item for item in save_and_check(exported, facts)}
     assert found["servers"].level == "warning"
     assert found["servers"].message == "no server can serve heads of kind two_layer_head.TwoLayers"
     assert found["rope"].level == "skipped"
@@ -364,11 +364,11 @@ def test_offsets_of_tokens_without_neighbours_are_offsets(exported, facts):
     ids = torch.arange(10, 10 + 3 * 64, 3)
     exported.tensors |= {"d2t": ids - torch.arange(64), "t2d": torch.zeros(4096, dtype=torch.bool)}
     exported.tensors["t2d"][ids] = True
-    assert levels(findings_of(exported, facts)) == {}
+    assert levels(save_and_check(exported, facts)) == {}
 
 
 def test_another_chat_template_is_a_warning(exported, facts):
     served = replace(facts, identity=FINGERPRINT.with_template("other"))
-    [finding] = [item for item in findings_of(exported, served) if item.level != "ok"]
+    [finding] = [item for item in save_and_check(exported, served) if item.level != "ok"]
     assert (finding.check, finding.level) == ("target", "warning")
     assert "chat.template" in finding.message

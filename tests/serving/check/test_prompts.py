@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from exported_head import FINGERPRINT, origin_of, tiny_chat, tiny_target
+from exported_head import FINGERPRINT, make_origin, tiny_chat, tiny_target
 from stores import TARGET_CONFIG, grow_store, open_store, random_samples
 from transformers import LlamaConfig
 
@@ -49,7 +49,7 @@ def test_validation_prompts_are_the_tokens_before_each_answer_of_the_lowest_shar
     ]
     assert {len(prompts) for prompts in expected} == {1, 2}
     below = sum(split_fraction(sample.id) < 0.5 for sample in samples)
-    store = origin_of(FINGERPRINT, TARGET_CONFIG, path=str(store_path), hash=features.fingerprint, val_fraction=0.5)
+    store = make_origin(FINGERPRINT, TARGET_CONFIG, path=str(store_path), hash=features.fingerprint, val_fraction=0.5)
     first: Any = {"turns": "first", "max_length": 99}
     assert validation_prompts(store, limit=3, **first).prompts == [prompts[0] for prompts in expected[:3]]
     assert validation_prompts(store, limit=3, **first).from_validation
@@ -65,7 +65,7 @@ def test_validation_prompts_are_those_of_the_training_where_the_store_has_gained
     features = open_store(store_path)
     shards = features.samples.shards_by_store()
     facts = {"path": str(store_path), "hash": features.fingerprint, "shards": shards, "val_fraction": 0.5}
-    store = origin_of(FINGERPRINT, TARGET_CONFIG, **facts)
+    store = make_origin(FINGERPRINT, TARGET_CONFIG, **facts)
     before = validation_prompts(store, turns="all", limit=None, max_length=99).prompts
     grow_store(store_path, random_samples(90)[60:])
     assert validation_prompts(store, turns="all", limit=None, max_length=99).prompts == before
@@ -84,7 +84,7 @@ ROWS = [
 ]
 
 
-def source_of(folder: Path, rows: list[dict]) -> Source:
+def write_source(folder: Path, rows: list[dict]) -> Source:
     write_jsonl(folder / "rows.jsonl", rows)
     source = prompt_source(PromptFile(path=str(folder / "rows.jsonl"), config=None, split=None, fields={}, turns="all"))
     assert source is not None
@@ -93,7 +93,7 @@ def source_of(folder: Path, rows: list[dict]) -> Source:
 
 def test_prompts_of_every_shape_are_measured_turn_by_turn_or_only_the_first(make_measurer, tmp_path, monkeypatch):
     measurer = make_measurer()
-    asked = partial(file_conversations, measurer.chat, source_of(tmp_path, ROWS), limit=None, max_length=99)
+    asked = partial(file_conversations, measurer.chat, write_source(tmp_path, ROWS), limit=None, max_length=99)
     found = replace(measurer, asked=asked(turns="first")).prompts(None)
     first = measurer.chat.prompt_ids(talk("Hi"))
     assert (found.prompts, found.conversations, found.turns) == ([first] * 4, [0, 1, 2, 3], "first")
@@ -110,7 +110,7 @@ def test_prompts_of_every_shape_are_measured_turn_by_turn_or_only_the_first(make
 def test_a_later_prompt_has_the_targets_greedy_answer_where_the_row_has_none(make_measurer, tmp_path, caplog):
     rows = [{"turns": ["Hi", "And then?", "Why?"]}, {"turns": ["Name a colour.", "Another."]}, {"prompt": "Hi"}]
     measurer = make_measurer()
-    source = source_of(tmp_path, rows)
+    source = write_source(tmp_path, rows)
     asked = file_conversations(measurer.chat, source, turns="all", limit=None, max_length=measurer.room)
     found = replace(measurer, asked=asked).prompts(None)
     assert found.conversations == [0, 0, 0, 1, 1, 2]
@@ -130,7 +130,7 @@ def test_answers_of_the_row_are_the_history_as_they_are(tmp_path):
     texts = ("Hi", "Ho", "And then?", "<think>Hm.</think>\n\nThis.", "Why?", "Because.")
     rows = [{"messages": talk(*texts)}, {"messages": talk("Hi", [{"type": "image"}], "And then?")}]
     chat = tiny_chat(reasoning_parser=["<think>", "</think>"])
-    found = file_conversations(chat, source_of(tmp_path, rows), turns="all", limit=None, max_length=999)
+    found = file_conversations(chat, write_source(tmp_path, rows), turns="all", limit=None, max_length=999)
     first, lacking = found.first
     assert lacking.needs_answer and not first.needs_answer
     prompts = with_history(replace(tiny_target(), model=None), replace(found, first=[first]), max_new_tokens=1).prompts
@@ -147,7 +147,7 @@ def test_stored_calls_and_results_of_tools_are_history_too(tmp_path):
     messages = [*talk("Hi"), {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "blue"}]
     rows = [{"messages": [*messages, *talk("Then?")], "tools": [{"name": "look_up"}]}]
     chat = tiny_chat(template=str(tmp_path / "tools.jinja"))
-    found = file_conversations(chat, source_of(tmp_path, rows), turns="all", limit=None, max_length=999)
+    found = file_conversations(chat, write_source(tmp_path, rows), turns="all", limit=None, max_length=999)
     asked = found.first[0].following([])
     assert asked is not None and asked.needs_answer  # what the target makes of the result
     assert chat.decode(asked.ids) == "look_upuser:Hi<|im_end|>assistant:sky<|im_end|>tool:blue<|im_end|>"
@@ -158,7 +158,7 @@ def test_stored_calls_and_results_of_tools_are_history_too(tmp_path):
 def test_a_conversation_ends_before_a_prompt_that_cannot_be_made_and_the_reason_is_counted(tmp_path):
     rows = [{"messages": talk("Hi", "Ho", "word " * 999, "So.", "And then?")}, {"prompt": "Hi"}]
     chat = tiny_chat(reasoning_parser=["<think>", "</think>"])
-    found = file_conversations(chat, source_of(tmp_path, rows), turns="all", limit=None, max_length=200)
+    found = file_conversations(chat, write_source(tmp_path, rows), turns="all", limit=None, max_length=200)
     prompts = with_history(tiny_target(), found, max_new_tokens=1)
     assert prompts.conversations == [0, 1]
     assert prompts.left_out == {
@@ -172,7 +172,7 @@ def test_a_conversation_ends_before_a_prompt_that_cannot_be_made_and_the_reason_
 def test_answers_of_all_turns_are_lossless_and_the_error_is_over_conversations(make_measurer, exported, tmp_path):
     rows = [{"turns": ["Hi", "And then?"]}, {"prompt": "Name a colour."}, {"turns": ["Why?", "How?"]}]
     measurer = make_measurer()
-    asked = file_conversations(measurer.chat, source_of(tmp_path, rows), turns="all", limit=2, max_length=99)
+    asked = file_conversations(measurer.chat, write_source(tmp_path, rows), turns="all", limit=2, max_length=99)
     prompts = replace(measurer, asked=asked).prompts(None)
     result = measurer.measured(read_files(exported), prompts, lossless=True)
     assert result.lossless == 1.0
@@ -191,7 +191,7 @@ def test_prompts_of_a_file_are_rendered_with_their_own_variables_and_tools(tmp_p
     (tmp_path / "modes.jinja").write_text(template + "{{ tools[0].function.name if tools }}")
     rows = [{"prompt": "Hi"}, {"prompt": "Hi", "chat_template_kwargs": {"thinking": True}}]
     rows += [{"prompt": "Hi", "tools": [{"name": "look_up"}]}]
-    source, chat = source_of(tmp_path, rows), tiny_chat(template=str(tmp_path / "modes.jinja"))
+    source, chat = write_source(tmp_path, rows), tiny_chat(template=str(tmp_path / "modes.jinja"))
     found = file_conversations(chat, source, turns="all", limit=None, max_length=99)
     texts = ["Hi<|im_end|>", "Hi<|im_end|>Think:", "Hi<|im_end|>look_up"]
     assert [chat.decode(turn.ids) for turn in found.first] == texts

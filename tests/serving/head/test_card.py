@@ -10,7 +10,7 @@ from typing import Any
 
 import defaults
 import pytest
-from exported_head import FINGERPRINT, LAYERS, measured, record_of, with_origin
+from exported_head import FINGERPRINT, LAYERS, make_head_record, measured, with_origin
 from heads import make_head
 from huggingface_hub import ModelCard
 from stores import TARGET_CONFIG
@@ -19,7 +19,7 @@ from eagle3.engine.command import Draft, launch_command
 from eagle3.head_files.files import HeadFiles, read_files
 from eagle3.head_files.format import save_head
 from eagle3.serving.head import card
-from eagle3.serving.head.card import TrainingData, accept_lengths, license_of, model_card, training_data, write_card
+from eagle3.serving.head.card import TrainingData, accept_lengths, hub_license, model_card, training_data, write_card
 from eagle3.storage.records import write_sealed_json
 
 DRAFT = Draft(head="/disk/of/anna/heads/first", steps=5, topk=4, draft_tokens=16)
@@ -44,7 +44,7 @@ def make_files(tmp_path: Path) -> Callable[..., HeadFiles]:
         folder, head = tmp_path / "head", make_head(**options)
         folder.mkdir(exist_ok=True)
         save_head(folder, head, LAYERS, "float32")
-        made = record_of(head, FINGERPRINT, TARGET_CONFIG)
+        made = make_head_record(head, FINGERPRINT, TARGET_CONFIG)
         record = replace(made, simulated_accept_length={3: 2.01, 7: 2.5}, versions={"torch": "2.9"})
         return replace(read_files(folder), record=record)
 
@@ -78,7 +78,7 @@ def test_the_front_matter_is_what_the_hub_reads(files):
     assert (told["license"], told["library_name"], told["pipeline_tag"]) == ("apache-2.0", "sglang", "text-generation")
     assert {"eagle3", "speculative-decoding"} <= set(told["tags"])
     for licenses, word in (({"MIT": 2, "CC-BY-4.0": 1}, "other"), ({"public-domain": 1}, "other"), ({}, None)):
-        assert license_of(TrainingData(licenses=Counter(licenses))) == word
+        assert hub_license(TrainingData(licenses=Counter(licenses))) == word
 
 
 def test_the_text_says_what_was_measured_and_set_and_no_place_of_this_machine(files):

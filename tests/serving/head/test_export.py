@@ -8,7 +8,7 @@ from pathlib import Path
 import defaults
 import pytest
 import torch
-from exported_head import FINGERPRINT, export_head, record_of, save_checkpoint, with_origin
+from exported_head import FINGERPRINT, export_head, make_head_record, save_checkpoint, with_origin
 from heads import make_head
 from stores import TARGET_CONFIG
 
@@ -33,7 +33,7 @@ from eagle3.target.identity import recorded_settings
 @pytest.fixture
 def trained(tmp_path: Path) -> TrainedHead:
     head = make_head().float()
-    written = TrainedHead(head, record_of(head, FINGERPRINT, replace(TARGET_CONFIG, dtype="bfloat16")))
+    written = TrainedHead(head, make_head_record(head, FINGERPRINT, replace(TARGET_CONFIG, dtype="bfloat16")))
     return read_trained(save_checkpoint(tmp_path / "run/checkpoints/best-step9-accept2.000.ckpt", written))
 
 

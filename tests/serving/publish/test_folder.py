@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exported_head import export_head, record_of, tiny_facts, tiny_target, with_origin
+from exported_head import export_head, make_head_record, tiny_facts, tiny_target, with_origin
 from fitted_head import LAYERS, PROMPT, fitted_head
 from huggingface_hub import ModelCard
 from published import as_dicts, require_numbers_of_results
@@ -23,7 +23,7 @@ from eagle3.head_files.files import read_files
 from eagle3.head_files.format import load_head
 from eagle3.provenance import result_facts
 from eagle3.serving.check.prompts import PromptSet
-from eagle3.serving.compare.run import compare, facts_of
+from eagle3.serving.compare.run import compare, head_facts
 from eagle3.serving.head.card import write_card
 from eagle3.serving.head.export import TrainedHead
 from eagle3.storage.files import sha256_file
@@ -42,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     in chains of several lengths, on prompts of two sources."""
     folder, target = tmp_path_factory.mktemp("made"), tiny_target()
     fitted = fitted_head(target, PROMPT)
-    trained = TrainedHead(fitted, record_of(fitted, target.identity, tiny_facts(target).config))
+    trained = TrainedHead(fitted, make_head_record(fitted, target.identity, tiny_facts(target).config))
     export_head(with_origin(trained, capture_layers=LAYERS), folder / "head", versions={"torch": "2.9"})
     draft = Draft(head="head", algorithm="EAGLE3", steps=3, topk=1, draft_tokens=None)
     write_card(read_files(folder / "head"), {"optim.lr": 0.003}, draft)
@@ -51,7 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prompts = PromptSet.of("prompts.path=DIR/heldout.jsonl", "all", conversations, Counter(), SOURCES)
     compare(run, {"head": folder / "head"}, target, prompts, origin=result_facts(["x"]), folder=folder)
     # As a bench of this head on SGLang writes it: one that was measured, of another head.
-    served = json.loads(SERVED.read_text()) | {"heads": {"head": facts_of(folder / "head")}}
+    served = json.loads(SERVED.read_text()) | {"heads": {"head": head_facts(folder / "head")}}
     write_sealed_json(folder / "results.json", served)
     return folder
 
