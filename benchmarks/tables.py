@@ -512,7 +512,7 @@ def raced_prompts(titles: str, heads: Sequence[tuple[str, str]]) -> str:
     return markdown(f"prompts | decoding | {titles}", rows)
 
 
-def raced_0_5b(file: str, group: str) -> Iterator[tuple[list[str], list[list[float]]]]:
+def raced_qwen(file: str, group: str) -> Iterator[tuple[list[str], list[list[float]]]]:
     """Yield the trainer, learning rate and steps of each head, and its chains of 3 and 7 on each set."""
     found = result(file)
     sets = [found["accepted"][f"{group}, {prompts}"] for prompts in PROMPTS.values()]
@@ -524,16 +524,17 @@ def raced_0_5b(file: str, group: str) -> Iterator[tuple[list[str], list[list[flo
 
 def best_0_5b(file: str, group: str, trainer: str) -> str:
     """What the head of a trainer that accepts most on the held-out prompts accepts there."""
-    best = max(sets[0] for (name, *_), sets in raced_0_5b(file, group) if name == trainer)
+    best = max(sets[0] for (name, *_), sets in raced_qwen(file, group) if name == trainer)
     return " / ".join(f"{length:.2f}" for length in best)
 
 
 def raced_trainers(file: str, group: str) -> str:
     rows = [
         [*training, *(" / ".join(f"{length:.2f}" for length in pair) for pair in sets)]
-        for training, sets in raced_0_5b(file, group)
+        for training, sets in raced_qwen(file, group)
     ]
-    sets = " | ".join(PROMPTS).replace("400", "100")
+    held_out = result(file)["accepted"][f"{group}, heldout"]["chain of 3, greedy"]["prompts"]
+    sets = " | ".join(PROMPTS).replace("400", str(held_out))
     return markdown(f"training | learning rate | steps | {sets}", rows)
 
 
@@ -862,6 +863,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "raced_defaults": partial(raced_trainers, *DEFAULTS),
     "raced_packs": partial(raced_trainers, *PACKS),
     "learning_rates_0_5b": partial(raced_trainers, "learning_rate_0_5b.json", "10 epochs of 10,000"),
+    "packs_1_5b": partial(raced_trainers, "packs_1_5b.json", "three epochs"),
     "raced_heads": partial(raced_heads, SPECFORGE),
     "speculators_heads": partial(raced_heads, SPECULATORS, FIXED),
     "raced_prompts": partial(
