@@ -163,6 +163,11 @@ def test_every_key_takes_a_nasty_value_or_is_named_in_one_line():
             "+callbacks.more={_target_:lightning.pytorch.callbacks.ModelCheckpoint,monitor:val/none}",
             "callbacks.more.monitor=val/none is logged by nothing",
         ),
+        (
+            "train",
+            "+callbacks.more={_target_:lightning.pytorch.callbacks.LambdaCallback,on_train_end:team.notes}",
+            "callbacks.more.on_train_end=team.notes must be a function; give {_target_: hydra.utils.get_method, path",
+        ),
         ("train", "+trainer.limit_val_batches=-2", "trainer.limit_val_batches=-2 must be a share"),
         ("train", "~optim.betas", "optim.betas is left out and must be there; the default is optim.betas=[0.9, 0.95]"),
         ("train", "optim.betas=[0.9,2]", "optim.betas[1]=2 must be below 1; the default is optim.betas[1]=0.95"),
@@ -196,6 +201,9 @@ def test_a_wrong_setting_is_one_line_with_a_fix(script, override, line):
     [
         "+trainer.limit_val_batches=2", "+trainer.gradient_clip_algorithm=value", "+trainer.deterministic=warn",
         "+callbacks.rate={_target_:lightning.pytorch.callbacks.LearningRateMonitor,logging_interval:step}",
+        "+callbacks.prune={_target_:lightning.pytorch.callbacks.ModelPruning,pruning_fn:l1_unstructured}",
+        "+callbacks.more={_target_:lightning.pytorch.callbacks.LambdaCallback,on_train_end:"
+        "{_target_:hydra.utils.get_method,path:builtins.print}}",
         "+callbacks.early_stopping.min_delta=0.01", "+logger.wandb.tags=[a]", "trainer.max_time='00:12:00:00'",
         "+logger.tb={_target_:lightning.pytorch.loggers.TensorBoardLogger,save_dir:DIR}",
         "+callbacks.more={_target_:lightning.pytorch.callbacks.ModelCheckpoint,monitor:step,mode:max}",

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from pydoc import ErrorDuringImport, locate
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import hydra.utils
 from pydantic import ConfigDict, GetCoreSchemaHandler, with_config
@@ -179,7 +179,14 @@ def imported(path: str, key: str) -> Any:
 
 
 def _validate_plain(parameters: Iterable[inspect.Parameter], keys: dict[Any, Any]) -> None:
-    """Check the keys whose annotation is a plain type; None passes where it is the default."""
+    """Check the keys whose annotation is a plain type; None passes where it is the default. A function cannot be given
+    by its name, of which Lightning would silently do nothing."""
+    parameters = list(parameters)
+    for each in parameters:
+        kinds = [get_origin(kind) or kind for kind in (each.annotation, *get_args(each.annotation))]
+        if Callable in kinds and str not in kinds and isinstance(value := keys.get(each.name), str):
+            rule = f"must be a function; give {{_target_: hydra.utils.get_method, path: {value}}}"
+            raise fault(each.name, value=value, rule=rule)
     types = {
         each.name: kind
         for each in parameters
