@@ -343,6 +343,7 @@ class RefusesItself(AllTurns):
         raise InputError("loss_mask refuses itself")
 
 
+LIGHTNING = "lightning.pytorch.callbacks"
 NEEDS_A_NUMBER = f"{{_target_: {__name__}.NeedsANumber}}"
 
 
@@ -380,9 +381,6 @@ def test_ctrl_c_before_the_first_step_is_one_line(world, call, capsys, monkeypat
     assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted"
 
 
-BATCH_SIZE = "lightning.pytorch.callbacks.BatchSizeFinder"  # which needs a key that this training does not have
-
-
 @pytest.mark.parametrize(
     ("wrong", "line"),
     [
@@ -391,7 +389,7 @@ BATCH_SIZE = "lightning.pytorch.callbacks.BatchSizeFinder"  # which needs a key 
         (["trainer.val_check_interval=1000"], r"trainer\.val_check_interval=1000 is more than the \d+ packs of a rank"),
         (["trainer.max_time='00:00:00:00'"], r"ended at step 0, before the first .*max_steps, max_time\) or set"),
         (
-            [f"+callbacks.size={{_target_:{BATCH_SIZE}}}"],
+            [f"+callbacks.size={{_target_:{LIGHTNING}.BatchSizeFinder}}"],  # needs a key that this training has not
             r"trainer\.\* or a callback does not fit this training: Field",
         ),
         (["+trainer.limit_val_batches=0.01"], r"trainer\.\* leaves no batch: .*Try at least `limit_val_batches="),
@@ -403,10 +401,15 @@ def test_a_training_without_a_validation_is_named(wrong, line, world, fails, cap
     assert re.search(line, caplog.text + message)
 
 
-def test_the_report_of_a_profiler_is_logged(world, call, caplog):
+def test_the_report_of_a_profiler_and_what_a_callback_writes_are_logged(world, call, caplog):
     caplog.set_level("INFO")
-    call("train", f"data.path={world.store}", "ttt_steps=1", "+trainer.fast_dev_run=true", "+trainer.profiler=simple")
+    summary = f"+callbacks.summary={{_target_:{LIGHTNING}.ModelSummary}}"
+    call(
+        "train", f"data.path={world.store}", "ttt_steps=1", "+trainer.fast_dev_run=true", "+trainer.profiler=simple",
+        summary,
+    )  # fmt: skip
     assert "run_training_epoch" in caplog.text
+    assert "Trainable params" in caplog.text
 
 
 def test_a_config_that_is_not_yaml_is_one_line_with_its_place(tmp_path):

@@ -18,3 +18,4 @@ def quiet_libraries() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each retry, twice
     for name in ("lightning.pytorch", "lightning.fabric", "httpx", "httpx2"):  # the last two: each request to the hub
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.callbacks").setLevel(logging.INFO)  # only a callback that is asked for speaks
