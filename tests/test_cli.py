@@ -21,7 +21,7 @@ import pytest
 import torch
 import wandb
 from hydra.errors import ConfigCompositionException
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging
 from object_stores import http_server, send
 from omegaconf import OmegaConf
 from scripts import call_script, composed, finished, run_script, start_script
@@ -351,6 +351,11 @@ class NeedsANumber(Callback):
     def __init__(self, *, number: int) -> None: ...
 
 
+class OwnAverages(StochasticWeightAveraging):
+    def __init__(self) -> None:
+        super().__init__(swa_lrs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("override", "line"),
     [
@@ -359,9 +364,15 @@ class NeedsANumber(Callback):
          f"error: callbacks.mine._target_={__name__}.NeedsANumber cannot be built (missing a required argument"),
         (f"+callbacks.mine={{_target_: {__name__}.World, root: x}}",
          f"error: callbacks.mine._target_={__name__}.World must be derived from lightning.pytorch.callbacks"),
+        (f"+callbacks.mine={{_target_: {LIGHTNING}.GradientAccumulationScheduler, scheduling: {{4: 2}}}}",
+         f"error: callbacks.mine._target_={LIGHTNING}.GradientAccumulationScheduler changes the number of steps"),
+        (f"+callbacks.mine={{_target_: {LIGHTNING}.LearningRateFinder}}",
+         f"error: callbacks.mine._target_={LIGHTNING}.LearningRateFinder sets one number"),
+        (f"+callbacks.mine={{_target_: {__name__}.OwnAverages}}",
+         f"error: callbacks.mine._target_={__name__}.OwnAverages replaces the learning rate's schedule"),
     ],
 )  # fmt: skip
-def test_classes_of_the_users_own_are_built_before_a_store_is_read(fails, override, line):
+def test_classes_that_the_user_names_are_built_before_a_store_is_read(fails, override, line):
     assert fails("train", "data.path=NOWHERE", override).startswith(line)
 
 

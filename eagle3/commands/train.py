@@ -14,7 +14,14 @@ from typing import Any
 import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import (
+    Callback,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ProgressBar,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -63,6 +70,18 @@ from eagle3.training.resume import (
 )
 
 log = logging.getLogger(__name__)
+# Callbacks of Lightning that take the learning rate from the optimizer's schedule, which knows nothing of them.
+UNFIT: dict[type[Callback], str] = {
+    GradientAccumulationScheduler: (
+        "changes the number of steps, and the learning rate's schedule would not end with the training; set "
+        "trainer.accumulate_grad_batches"
+    ),
+    LearningRateFinder: "sets one number, and the learning rate follows a schedule; try some: -m optim.lr=1e-3,3e-3",
+    StochasticWeightAveraging: (
+        "replaces the learning rate's schedule, and its averages are never validated; take "
+        "lightning.pytorch.callbacks.EMAWeightAveraging"
+    ),
+}
 
 
 def train(run: TrainRun) -> float:
@@ -266,7 +285,9 @@ def build_loggers(run: TrainRun, resume_step: int) -> list[Logger]:
 
 def build_callbacks(run: TrainRun) -> list[Callback]:
     callbacks = [part.build_kind(f"callbacks.{name}", Callback) for name, part in run.chosen_callbacks.items()]
-    for each in callbacks:
+    for key, each in zip(run.chosen_callbacks, callbacks, strict=True):
+        if rule := next((rule for kind, rule in UNFIT.items() if isinstance(each, kind)), None):
+            raise InputError(f"callbacks.{key}._target_={run.chosen_callbacks[key].target} {rule}")
         for name in vars(type(each)):
             if name.startswith("on_") and not hasattr(Callback, name):
                 nearest = did_you_mean(name, dir(Callback))
