@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from operator import attrgetter
 from pathlib import Path
 
@@ -126,11 +126,25 @@ def in_own_code(error: BaseException) -> str | None:
     )
     where = _module_called(error) if place is None or ours else f"{place.filename} line {place.lineno}, in {place.name}"
     if where is None:
-        return None
+        return _in_callback(error)
     return (
         f"{where}: {type(error).__name__}: {first_line(error)}; this is code of your own: correct it "
         f"(hydra.verbose=true shows the traceback)"
     )
+
+
+def _in_callback(error: BaseException) -> str | None:
+    """Return the line for what a library raised in a callback that the user chose, unless our code is in between."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in takewhile(lambda each: not _is_ours(each.f_code.co_filename), reversed(frames)):
+        kind = type(frame.f_locals.get("self"))
+        if "Callback" in {each.__name__ for each in kind.__mro__} and not kind.__module__.startswith("eagle3."):
+            return (
+                f"callback {kind.__module__}.{kind.__qualname__}: {type(error).__name__}: {first_line(error)}; correct "
+                f"its keys in callbacks.*, or leave it out: it may not fit this training (hydra.verbose=true shows the "
+                f"traceback)"
+            )
+    return None
 
 
 def _module_called(error: BaseException) -> str | None:

@@ -21,7 +21,7 @@ import pytest
 import torch
 import wandb
 from hydra.errors import ConfigCompositionException
-from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWeightAveraging
 from object_stores import http_server, send
 from omegaconf import OmegaConf
 from scripts import call_script, composed, finished, run_script, start_script
@@ -41,6 +41,7 @@ from eagle3.settings.serving import ACTIONS
 from eagle3.storage.files import read_jsonl, sha256_file
 from eagle3.storage.folder import LocalFolder
 from eagle3.storage.records import read_sealed_json
+from eagle3.training import module
 
 TINY, PROMPTS = ASSETS / "tiny", ASSETS / "prompts" / "train.jsonl"
 SHORT = ("max_new_tokens=16", "limit=2")  # of serve.py
@@ -403,6 +404,10 @@ def test_ctrl_c_before_the_first_step_is_one_line(world, call, capsys, monkeypat
             [f"+callbacks.size={{_target_:{LIGHTNING}.BatchSizeFinder}}"],  # needs a key that this training has not
             r"trainer\.\* or a callback does not fit this training: Field",
         ),
+        (
+            [f"+callbacks.frozen={{_target_:{LIGHTNING}.BackboneFinetuning}}"],
+            r"callback lightning\S+BackboneFinetuning: AttributeError: .* no attribute 'backbone'; correct its keys",
+        ),
         (["+trainer.limit_val_batches=0.01"], r"trainer\.\* leaves no batch: .*Try at least `limit_val_batches="),
     ],
 )
@@ -410,6 +415,21 @@ def test_ctrl_c_before_the_first_step_is_one_line(world, call, capsys, monkeypat
 def test_a_training_without_a_validation_is_named(wrong, line, world, fails, caplog):
     message = fails("train", f"data.path={world.store}", "data.pack_tokens=512", "ttt_steps=1", *wrong)
     assert re.search(line, caplog.text + message)
+
+
+@pytest.mark.parametrize(
+    ("override", "name"),
+    [
+        ("callbacks.progress=null", "_should_skip_saving_checkpoint"),
+        (f"+callbacks.more={{_target_:{LIGHTNING}.ModelCheckpoint,every_n_train_steps:1}}", "asdict"),
+    ],
+)
+def test_an_error_of_ours_in_a_callback_shows_its_traceback(override, name, world, call, monkeypatch, capsys):
+    """Raised in Lightning for a callback of ours, and in our code that a callback of Lightning calls."""
+    monkeypatch.setattr(ModelCheckpoint if name.startswith("_") else module, name, math.sqrt)
+    with pytest.raises(SystemExit):
+        call("train", f"data.path={world.store}", "data.val_fraction=0.2", "ttt_steps=1", override)
+    assert capsys.readouterr().err.splitlines()[-1].startswith("TypeError: must be real number")
 
 
 def test_the_report_of_a_profiler_and_what_a_callback_writes_are_logged(world, call, caplog):
