@@ -36,6 +36,11 @@ def raise_interrupts() -> None:
         signal.signal(signal.SIGTERM, end_like_ctrl_c)
 
 
+def end_by_default() -> None:
+    """Let the system end this process: no handler of Python runs while torch waits for other ranks."""
+    _handle_by(signal.SIG_DFL)
+
+
 def in_command() -> bool:
     """Say whether this process is a command, and not a worker that a launcher has started."""
     return _started

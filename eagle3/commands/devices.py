@@ -1,6 +1,7 @@
 """The devices that a training runs on, by the keys of trainer."""
 
 import os
+import socket
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ def require_launched(trainer: dict[str, Any]) -> None:
     """Raise InputError unless the ranks of trainer are those that a launcher has started, if one has: each of them
     would train alone in the same folder, or wait for others in vain."""
     nodes, devices, launched = trainer["num_nodes"], num_devices(trainer), launched_ranks()
+    if nodes == 1 < devices:
+        _require_loopback(trainer["devices"])
     if launched is None:
         _require_no_other_launcher(nodes * devices)
         os.environ.pop("SLURM_NTASKS", None)  # in a job without srun: Lightning would wait for ranks that nobody starts
@@ -64,3 +67,15 @@ def _require_no_other_launcher(ranks: int) -> None:
                 f"{name}={size}: a launcher has started {size} processes, each of which would train alone; start the "
                 f"ranks with torchrun or srun, or unset {name}"
             )
+
+
+def _require_loopback(devices: Any) -> None:
+    """Raise InputError where the ranks of one machine cannot connect: torch would try for half an hour."""
+    try:
+        with socket.socket(type=socket.SOCK_DGRAM) as probe:  # which sends nothing
+            probe.connect(("127.0.0.1", 9))
+    except OSError as error:
+        raise InputError(
+            f"trainer.devices={devices}: the ranks of one machine cannot connect ({error.strerror}); start "
+            f"its loopback interface with: ip link set lo up, or give trainer.devices=1"
+        ) from None

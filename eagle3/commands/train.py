@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext
@@ -28,6 +27,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import OmegaConf
 
+from eagle3 import interrupts
 from eagle3.adapters.hydra import in_sweep
 from eagle3.adapters.lightning import is_no_validation, is_too_small_share, require_lightning
 from eagle3.adapters.quiet import quiet_libraries
@@ -136,8 +136,8 @@ def train_alone(run: TrainRun, checkpoints: RunCheckpoints, watching: Sequence[C
         trainer.strategy.checkpoint_io.read_already = resumed.content  # type: ignore[attr-defined]
     del resumed  # its memory is Lightning's to free
     log_settings(loggers, plain(run), data.source.describe(), provenance())
-    if launched_ranks() and not (run.live or run.checkpoint_copies):  # ranks that wait for others run no handler
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if (launched_ranks() or trainer.num_nodes > 1) and not (run.live or run.checkpoint_copies):
+        interrupts.end_by_default()
     try:
         fit(trainer, module, data, ckpt_path=run.ckpt_path, weights_only=True)
         log_lineage(loggers, trainer.checkpoint_callback, data.source)

@@ -1,14 +1,17 @@
 """Ranks that torchrun or srun has started: they are those of trainer, of one training, and say once what is wrong."""
 
+import errno
 import os
 import signal
+import socket
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 from omegaconf import OmegaConf
-from scripts import call_script, composed
+from scripts import call_script, composed, start_script
+from serving_fixtures import free_port, wait_until
 from training_runs import LIGHTNING_WARNS, SHORT
 
 from eagle3 import cli
@@ -119,6 +122,34 @@ def test_a_sweep_is_started_once_and_a_job_of_it_uses_the_ranks_that_it_asked_fo
     assert message in error_line(
         call_script, "train", "data.path=DIR", f"run_dir={tmp_path}", *SHORT, output_dir=tmp_path
     )
+
+
+def test_ranks_of_a_machine_without_a_loopback_interface_are_refused(monkeypatch):
+    def unreachable(*_: Any) -> None:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(socket.socket, "connect", unreachable)
+    with pytest.raises(
+        InputError, match=r"^trainer\.devices=2: the ranks .* \(Network is unreachable\); start its loop"
+    ):
+        require_launched(trainer_with("trainer.devices=2"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_rank_that_waits_for_another_machine(store_path, tmp_path, number):
+    port = free_port()
+    env = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    settings = (f"data.path={store_path}", f"hydra.run.dir={tmp_path}/run", *SHORT, "trainer.num_nodes=2")
+    rank = start_script("train", *settings, log=tmp_path / "log", env=env)
+    try:
+        with socket.socket() as other:
+            wait_until(lambda: other.connect_ex(("127.0.0.1", port)) == 0 or rank.poll() is not None)
+        os.kill(rank.pid, number)
+        wait_until(lambda: rank.poll() is not None)
+    finally:
+        if rank.poll() is None:
+            os.kill(rank.pid, signal.SIGKILL)
+    assert rank.wait() == -number, (tmp_path / "log").read_text()
 
 
 def test_ranks_of_another_training_end_it_on_all(monkeypatch):
