@@ -368,7 +368,7 @@ class OwnAverages(StochasticWeightAveraging):
         (f"+callbacks.mine={{_target_: {LIGHTNING}.GradientAccumulationScheduler, scheduling: {{4: 2}}}}",
          f"error: callbacks.mine._target_={LIGHTNING}.GradientAccumulationScheduler changes the number of steps"),
         (f"+callbacks.mine={{_target_: {LIGHTNING}.LearningRateFinder}}",
-         f"error: callbacks.mine._target_={LIGHTNING}.LearningRateFinder sets one number"),
+         f"error: callbacks.mine._target_={LIGHTNING}.LearningRateFinder sets one rate"),
         (f"+callbacks.mine={{_target_: {__name__}.OwnAverages}}",
          f"error: callbacks.mine._target_={__name__}.OwnAverages replaces the learning rate's schedule"),
     ],
@@ -400,8 +400,8 @@ def test_ctrl_c_before_the_first_step_is_one_line(world, call, capsys, monkeypat
         (["trainer.max_epochs=1", "+trainer.check_val_every_n_epoch=3"], "no best checkpoint; set it lower, or train"),
         (["trainer.val_check_interval=1000"], r"trainer\.val_check_interval=1000 is more than the \d+ packs of a rank"),
         (["trainer.max_time='00:00:00:00'"], r"ended at step 0, before the first .*max_steps, max_time\) or set"),
-        (
-            [f"+callbacks.size={{_target_:{LIGHTNING}.BatchSizeFinder}}"],  # needs a key that this training has not
+        (  # it needs a key that this training does not have
+            [f"+callbacks.size={{_target_:{LIGHTNING}.BatchSizeFinder}}"],
             r"trainer\.\* or a callback does not fit this training: Field",
         ),
         (

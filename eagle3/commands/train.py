@@ -70,15 +70,15 @@ from eagle3.training.resume import (
 )
 
 log = logging.getLogger(__name__)
-# Callbacks of Lightning that take the learning rate from the optimizer's schedule, which knows nothing of them.
+# Callbacks of Lightning with which the learning rate would not follow its schedule to the end.
 UNFIT: dict[type[Callback], str] = {
     GradientAccumulationScheduler: (
         "changes the number of steps, and the learning rate's schedule would not end with the training; set "
         "trainer.accumulate_grad_batches"
     ),
-    LearningRateFinder: "sets one number, and the learning rate follows a schedule; try some: -m optim.lr=1e-3,3e-3",
+    LearningRateFinder: "sets one rate, and the learning rate follows a schedule; compare some: -m optim.lr=1e-3,3e-3",
     StochasticWeightAveraging: (
-        "replaces the learning rate's schedule, and its averages are never validated; take "
+        "replaces the learning rate's schedule, and its averages are never validated; use "
         "lightning.pytorch.callbacks.EMAWeightAveraging"
     ),
 }
