@@ -1,7 +1,7 @@
 """The answers stage: prompts.jsonl → answers.jsonl, by workers or imported; resumes prompt by prompt."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -34,27 +34,36 @@ WRITTEN_TOGETHER = 1024  # imported prompts; of others the answerer decides
 AHEAD = 1024  # prompts that a worker holds, for an answerer that does not state how many it works on at once
 
 
-def answer(run: PrecomputeRun, target: StoredTarget, workers: Workers) -> AnswerCounts:
+def answer(
+    run: PrecomputeRun, target: StoredTarget, workers: Workers, *, as_item: Callable[[dict[str, Any]], Any]
+) -> AnswerCounts:
+    """`as_item`: what a worker gets for a prompt (answerer.Answering), for all but imported answers."""
     chat, sampling, out_dir = build_chat(run.chat, target), run.sampling, run.folder
     if run.answered_by == "imported":
         answers = run.answers.build(leave_out=["name"])
         limit = sampling.max_prompt_tokens
         return import_answers(target=target, chat=chat, answers=answers, max_prompt_tokens=limit, out_dir=out_dir)
-    made_with = MadeWith(
-        answers=run.answered_by,
-        chat=chat.settings,
-        sampling=asdict(run.sampling.only(Sampling)),
-        seed=sampling.seed,
-        on_length=sampling.on_length,
-    )
     return answer_prompts(
         target=target,
-        made_with=made_with,
+        made_with=made_with(run, chat),
         workers=workers,
         build=answer_task(run),
         ahead=prompts_ahead(run),
         max_prompt_tokens=sampling.max_prompt_tokens,
         out_dir=out_dir,
+        as_item=as_item,
+    )
+
+
+def made_with(run: PrecomputeRun, chat: Chat) -> MadeWith:
+    """Return what decides answers that are not imported."""
+    sampling = asdict(run.sampling.only(Sampling))
+    return MadeWith(
+        answers=run.answered_by,
+        chat=chat.settings,
+        sampling=sampling,
+        seed=run.sampling.seed,
+        on_length=run.sampling.on_length,
     )
 
 
@@ -126,6 +135,7 @@ def answer_prompts(
     ahead: int,
     max_prompt_tokens: int | None,
     out_dir: str | Path,
+    as_item: Callable[[dict[str, Any]], Any] = lambda prompt: prompt,
 ) -> AnswerCounts:
     """Answer the prompts in `out_dir`/prompts that have no answer yet, by tasks of answerer.Answering."""
     assert made_with.sampling is not None
@@ -133,7 +143,7 @@ def answer_prompts(
     store = _open_store(target, made_with, out_dir, limit)
     if not store.pending:
         return store.close()
-    items = ((prompt["id"], prompt) for prompt in store.pending_prompts())
+    items = ((prompt["id"], as_item(prompt)) for prompt in store.pending_prompts())
     with store.telling_kept(), Meter(store.pending, desc="answers", unit="prompt", of="answer tokens") as progress:
         for finished in workers(build, items, progress, ahead=ahead, total=store.pending):
             store.append(answered for _, answered in finished)

@@ -30,8 +30,8 @@ from eagle3.workers.task import Take
 
 log = logging.getLogger(__name__)
 
-# SGLang reads new prompts as soon as there is a place, 3 of them at a time between two steps of 512 answers, and answers
-# 1.7 times as fast when it gets them together (docs/results/answers-and-features.md): once a 16th of its places is free.
+# SGLang reads new prompts as soon as there is a place, 3 of them at a time between two steps of 512 answers. It answers
+# 1.7 times as fast (docs/results/answers-and-features.md) when it gets them together: once this share is free.
 REFILLS = 16
 WRITTEN_TOGETHER, WRITTEN_EVERY_S = 64, 2.0  # conversations that a kill can lose
 # SGLang would capture graphs for 58 sizes of prompts: seconds of a start, minutes where kernels are not compiled yet.

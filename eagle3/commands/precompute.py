@@ -209,10 +209,12 @@ class AnswersStage(Stage):
 
     def run(self, run: PrecomputeRun, engine: Continued) -> None:
         from eagle3.answers.build import answer
+        from eagle3.target_prompts.answered import answers_made
 
-        counts = answer(run, read_target(run), engine)
+        target, imported = read_target(run), run.answered_by == "imported"
+        as_item = (lambda prompt: prompt) if imported else answers_made(run, target)
+        counts = answer(run, target, engine, as_item=as_item)
         engine.close()
-        imported = run.answered_by == "imported"
         limit = "a length limit" if imported else f"sampling.max_new_tokens={run.sampling.max_new_tokens}"
         log.info(
             "answers: %d rows, %d answer tokens; %d answers cut at %s",

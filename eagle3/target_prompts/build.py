@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from eagle3.answers.build import answer_task, build_chat, prompt_limit, prompts_ahead
+from eagle3.answers.build import answer_task, build_chat, made_with, prompt_limit, prompts_ahead
 from eagle3.errors import InputError
 from eagle3.prompts.licenses.terms import SourceTerms, read_card, read_card_license
 from eagle3.prompts.reading.shapes import build_layout
@@ -16,7 +16,8 @@ from eagle3.settings.prompts import FromTargetSettings
 from eagle3.target.files import TargetFiles
 from eagle3.target.identity import public_name
 from eagle3.target.stored import StoredTarget
-from eagle3.target_prompts.store import Row, SampleStore
+from eagle3.target_prompts.answered import answered_with
+from eagle3.target_prompts.store import SOURCE, Row, SampleStore, sample_id
 from eagle3.target_prompts.user_turn import require_user_turns
 from eagle3.target_prompts.written import Sample, Writing
 from eagle3.workers.meter import Meter
@@ -24,7 +25,6 @@ from eagle3.workers.task import Workers
 
 log = logging.getLogger(__name__)
 
-NAME = "target"  # of the source
 LICENSE = "output of the target"  # where its model card names none
 # Settings that do not change a sample, only how many there are and what is said of them.
 COUNTS = ("limit", "share", "license", "least_kept")
@@ -73,34 +73,38 @@ class TargetPrompts:
             keep_system_prompts=self.own.keep_system_prompts,
             turns=self.own.turns,
             seed=self.own.seed,
+            answer_seed=run.sampling.seed,
+            answer_last="answers" in run.stages,
             longest_before=_longest_before(target, self.own),
         )
         settings = asdict(self.own)
         self.sampled = {key: value for key, value in settings.items() if key not in COUNTS}
-        answers = asdict(run.sampling.only(Sampling)) if self.own.turns > 1 else None
-        made_with = {
+        answers = made_with(run, chat)
+        between = {**(answers.sampling or {}), "seed": answers.seed} if self.own.turns > 1 else None
+        sampled_with = {
             "answers": run.answered_by, "chat": chat.settings, "prompts.from_target": self.sampled,
-            "sampling": answers,
+            "sampling": between,
         }  # fmt: skip
         identity = target.identity.with_template(chat.settings["template_hash"])
-        self.store = SampleStore(run.folder, identity, made_with)
+        self.store = SampleStore(run.folder, identity, sampled_with)
+        self.answered_with = answered_with(identity, answers)
         self.before: int | None = None  # prompts kept before the last round of this run
 
     def source(self) -> Source:
         folder = str(self.store.folder.absolute())
         credit = f"Written by {public_name(self.name)} itself."
         terms = SourceTerms(
-            name=NAME, license=self.license, license_from="config" if self.own.license else "target", card_license=None,
-            known_as=(NAME,), attribution=credit, link=None, citation=None,
+            name=SOURCE, license=self.license, license_from="config" if self.own.license else "target",
+            card_license=None, known_as=(SOURCE,), attribution=credit, link=None, citation=None,
         )  # fmt: skip
         return Source(
             key="prompts.from_target",
             path=folder,
             files=[str(file.absolute()) for file in self.store.files],
-            name=NAME,
+            name=SOURCE,
             terms=terms,
             limit=None,
-            id_prefix=f"{NAME}/",
+            id_prefix=f"{SOURCE}/",
             shape=build_layout(None, None),
             written_by={"target": self.name, **self.sampled},
         )
@@ -166,8 +170,8 @@ class TargetPrompts:
             log.info("user turns: conversations that end before prompts.from_target.turns: %s", dict(ended))
 
     def _row(self, number: Any, result: dict[str, Any]) -> Row:
-        origin = {"source": NAME, "written_by": self.name, "seed": self.own.seed}
-        return {"id": f"{number:07d}", "number": number, **origin, **result}
+        origin = {"source": SOURCE, "written_by": self.name, "seed": self.own.seed, "answered_with": self.answered_with}
+        return {"id": sample_id(number), "number": number, **origin, **result}
 
 
 def first_samples(wanted: int) -> int:

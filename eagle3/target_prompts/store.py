@@ -13,6 +13,21 @@ from eagle3.storage.records import Record, parse_sealed, sealed_bytes
 from eagle3.target.identity import TargetIdentity, require_same_target
 
 Row = dict[str, Any]  # `number` and what WrittenPrompt.result has
+FOLDER = "target_prompts"
+SOURCE = "target"  # the name of the source of these prompts
+
+
+def sample_id(number: int) -> str:
+    return f"{number:07d}"
+
+
+def prompt_id(number: int) -> str:
+    """Return the id that the prompts stage gives to the sample."""
+    return f"{SOURCE}/{sample_id(number)}"
+
+
+def finished_rounds(out_dir: Path) -> list[Path]:
+    return sorted((out_dir / FOLDER).glob("round-*.jsonl"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +51,7 @@ class SampleStore:
 
     def __init__(self, out_dir: Path, target: TargetIdentity, made_with: dict[str, Any]) -> None:
         """Raises InputError if the samples in it were made with other settings, or are damaged."""
-        self.folder = out_dir / "target_prompts"
+        self.folder = out_dir / FOLDER
         self.path = self.folder / "manifest.json"
         self.unfinished = self.folder / "unfinished.jsonl"
         self.remedy = f"choose another out_dir, or delete {self.folder} to sample again"

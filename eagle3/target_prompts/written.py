@@ -1,12 +1,14 @@
 """One conversation that the target writes alone: as a user, and between two user turns as itself."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from eagle3.answers.chat import Chat, Messages, RefusedConversation
 from eagle3.answers.dialogue import NO_CONTENT, turn_seed
 from eagle3.engine.endpoint import Answer
 from eagle3.settings.precomputing import Sampling
+from eagle3.target_prompts.answered import Made, asked
+from eagle3.target_prompts.store import prompt_id
 from eagle3.target_prompts.user_turn import UserTurn, checked, first_user_turn, own_tokens, user_turn
 
 NO_ANSWER = "no answer of the target"
@@ -16,13 +18,20 @@ NO_ROOM = "no room for another turn in the target's context"
 
 @dataclass(frozen=True, kw_only=True)
 class Writing:
-    """How prompts are written. `longest_before`: tokens that may stand before a user's text."""
+    """How prompts are written.
+
+    seed, answer_seed: of user turns, and of answers as the answers stage makes them.
+    answer_last: whether the last user turn is answered, too.
+    longest_before: tokens that may stand before a user's text.
+    """
 
     sampling: Sampling
     system_prompts: tuple[str, ...]
     keep_system_prompts: bool
     turns: int
     seed: int
+    answer_seed: int
+    answer_last: bool
     longest_before: int | None
 
 
@@ -55,6 +64,7 @@ class WrittenPrompt:
         self._failed: str | None = None
         self._ended: str | None = None
         self._turn: UserTurn | None = None  # while a user's text is written
+        self._answers: list[Made] = []
         steering = self.writing.system_prompts
         system = steering[self.number % len(steering)] if steering else None
         self._messages: Messages = [] if system is None else [{"role": "system", "content": system}]
@@ -66,15 +76,26 @@ class WrittenPrompt:
 
     @property
     def seed(self) -> int:
+        if self._turn is None:
+            return turn_seed(self.writing.answer_seed, prompt_id(self.number), len(self._answers))
         return turn_seed(self.writing.seed, f"prompts.from_target {self.number}", self._steps)
 
     @property
     def result(self) -> dict[str, Any]:
-        kept = [each for each in self._messages if self.writing.keep_system_prompts or each["role"] != "system"]
-        return {"messages": kept, "refused": self._refused, "ended": self._ended, "failed": self._failed}
+        texts = {"messages": self._kept, "answers": self._answers}
+        return texts | {"refused": self._refused, "ended": self._ended, "failed": self._failed}
+
+    @property
+    def _kept(self) -> Messages:
+        """The messages of the prompt: those that are answered."""
+        return [each for each in self._messages if self.writing.keep_system_prompts or each["role"] != "system"]
+
+    @property
+    def _written(self) -> bool:
+        """Whether all user turns are there, and only the last answer is missing: the answers stage can make it."""
+        return self._turns == self.writing.turns
 
     def answer(self, answer: Answer) -> None:
-        self._steps += 1
         try:
             if self._turn is None:
                 self._add_answer(answer)
@@ -82,10 +103,13 @@ class WrittenPrompt:
                 self._add_user_turn(self._turn, answer)
         except RefusedConversation as refusal:  # of a later turn
             self._end(str(refusal))
+        self._steps += 1
 
     def fail(self, reason: str) -> None:
         """Leave out the sample: a server does not answer."""
-        self._refused, self._ended, self._failed, self.waiting = NO_ANSWER, None, reason, False
+        self.waiting = False
+        if not self._written:
+            self._refused, self._ended, self._failed = NO_ANSWER, None, reason
 
     def _write_user_turn(self, turn: UserTurn) -> None:
         self._turn, self.prompt_ids = turn, list(turn.header)
@@ -101,14 +125,18 @@ class WrittenPrompt:
         self._messages.append({"role": "user", "content": text})
         self._turn, self.sampling, self.stop_ids = None, None, None
         self._turns += 1
-        if self._turns == self.writing.turns:
+        if self._written and not self.writing.answer_last:
             self.waiting = False
             return
-        self.prompt_ids = self._chat.prompt_ids(self._messages)
+        self.prompt_ids = self._chat.prompt_ids(self._kept)
         if self._longest_prompt is not None and len(self.prompt_ids) > self._longest_prompt:
             self._end(NO_ROOM)
 
     def _add_answer(self, answer: Answer) -> None:
+        self._answers.append({"asked": asked(self.prompt_ids, self.seed), **asdict(answer)})
+        if self._written:
+            self.waiting = False
+            return
         content = self._chat.answer_text(self.prompt_ids, answer.token_ids)
         if answer.finish_reason == "length" or content is None:
             return self._end(NO_CONTENT if content is None else ANSWER_CUT)
@@ -117,7 +145,7 @@ class WrittenPrompt:
 
     def _end(self, reason: str) -> None:
         self.waiting = False
-        if self._turns:
-            self._ended = reason
-        else:
+        if not self._turns:
             self._refused = reason
+        elif not self._written:
+            self._ended = reason

@@ -1,5 +1,6 @@
 """precompute.py prompts=from_target with the bundled target: rounds, resume, mixing, servers, and what is refused."""
 
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,8 +41,10 @@ def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    def command(*overrides: str, name: str = "out", stages: str = "[prompts]") -> Path:
+    def command(*overrides: str, name: str = "out", stages: str = "[prompts]", fresh: str | None = None) -> Path:
         out_dir = tmp_path / name
+        if fresh is not None:
+            shutil.rmtree(out_dir / fresh)
         answers = () if any(each.startswith("answers=") for each in overrides) else HERE
         call_script(
             "precompute", *WRITE, *answers, f"out_dir={out_dir}", f"stages={stages}", *overrides, output_dir=tmp_path
@@ -73,6 +76,10 @@ def read_samples(out_dir: Path) -> list[dict]:
     return [row for path in sorted((out_dir / "target_prompts").glob("round-*.jsonl")) for row in read_jsonl(path)]
 
 
+def without_settings(out_dir: Path) -> list[dict]:
+    return [row | {"answered_with": None} for row in read_samples(out_dir)]
+
+
 def read_prompt_rows(out_dir: Path) -> list[dict]:
     return [*read_jsonl(out_dir / "prompts" / "prompts.jsonl")]
 
@@ -92,9 +99,35 @@ def test_a_target_alone_gives_as_many_prompts_as_are_asked_for_and_answers_them(
     assert {row["written_by"] for row in samples} == {str(TINY)}
     refused = Counter(row["refused"] for row in samples if row["refused"])
     assert refused and refused.items() <= source["rejected"].items()  # each is counted by its reason
-    assert len(sampled) == len(set(sampled)) == len(samples) + 12
+    made = len(samples) + sum(
+        not row["refused"] for row in samples
+    )  # user turns, and answers to those that can be used
+    assert len(sampled) == len(set(sampled)) == made
     again = run("prompts.limit=12", stages="[prompts,answers]")
-    assert read_prompt_rows(again) == prompts and len(sampled) == len(samples) + 12  # nothing is made twice
+    assert read_prompt_rows(again) == prompts and len(sampled) == made  # nothing is made twice
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_answers_made_while_the_target_writes_are_those_of_the_answers_stage(run, sampled, caplog, turns):
+    caplog.set_level("INFO")
+    settings = (
+        "prompts.limit=6", f"prompts.from_target.turns={turns}", "prompts.from_target.max_new_tokens=64",
+        "prompts.from_target.system_prompts=['Talk of SQL.']", "sampling.max_new_tokens=64", "answers.batch_size=1",
+        "sampling.temperature=0.8",
+    )  # fmt: skip
+    together = run(*settings, name="together", stages="[prompts,answers]")
+    made = len(sampled)
+    alone = run(*settings, name="alone")
+    run(*settings, name="alone", stages="[answers]")
+    assert len(set(sampled)) == made <= len(sampled)  # the answers that the samples had, and no others
+    assert read_prompt_rows(alone) == read_prompt_rows(together)
+    rows = [sorted(read_jsonl(each / "answers/answers.jsonl"), key=lambda row: row["id"]) for each in (together, alone)]
+    assert rows[0] == rows[1] and {len(row["turns"]) for row in rows[0]} <= {*range(1, turns + 1)}
+    assert max(len(row["turns"]) for row in rows[0]) == turns
+    other = run(*settings, "sampling.temperature=0.7", name="alone", stages="[answers]", fresh="answers")
+    again = [*read_jsonl(other / "answers/answers.jsonl")]
+    assert {row["prompt_id"] for row in again} == {row["prompt_id"] for row in rows[0]}
+    assert ("had been answered with other settings" in caplog.text) == (turns > 1)  # alone, only those between turns
 
 
 def test_some_of_the_targets_prompts_can_be_held_out(run):
@@ -221,7 +254,7 @@ def test_conversations_of_several_turns_have_answers_between_their_user_turns(ru
         assert [each["role"] for each in row["messages"]] == (["user", "assistant"] * 3)[: len(row["messages"])]
         assert row["ended"] or len(row["messages"]) == 5
     users = {message["role"] for prompt in read_prompt_rows(out_dir) for message in prompt["messages"]}
-    assert users == {"user"}  # the answers stage answers each turn again
+    assert users == {"user"}  # the answers come back in the answers stage
 
 
 def test_a_number_that_duplicates_make_unreachable_ends_with_the_counts_and_what_to_change(run, fails, tmp_path):
@@ -292,7 +325,7 @@ def test_a_server_of_sglang_writes_and_answers_what_the_target_does_here(run, se
     here = run("prompts.limit=5", "answers.batch_size=1", name="here", stages="[prompts,answers]")
     with serving(server) as url:
         there = run("prompts.limit=5", *at(url), stages="[prompts,answers]")
-    assert read_samples(there) == read_samples(here) and read_prompt_rows(there) == read_prompt_rows(here)
+    assert without_settings(there) == without_settings(here) and read_prompt_rows(there) == read_prompt_rows(here)
     assert server.most_running <= 4
 
 

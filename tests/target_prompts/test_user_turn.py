@@ -9,6 +9,8 @@ from eagle3.answers.chat import Chat
 from eagle3.engine.endpoint import Answer
 from eagle3.errors import InputError
 from eagle3.settings.precomputing import ChatSettings
+from eagle3.target_prompts.answered import AnsweredPrompt
+from eagle3.target_prompts.store import prompt_id
 from eagle3.target_prompts.user_turn import (
     CUT,
     LOOP,
@@ -190,9 +192,10 @@ def test_a_turn_without_its_end_or_with_another_control_token_at_it_is_left_out(
 def test_a_conversation_of_several_turns_ends_before_a_turn_that_cannot_be_used():
     chat = make_chat("qwen2_5")
     plan = {"sampling": defaults.sampling(temperature=1.0, max_new_tokens=64), "system_prompts": (SYSTEM,), "turns": 3}
+    plan |= {"seed": 0, "answer_seed": 1}
 
-    def conversation(*, room=None, keep=False):
-        writing = Writing(keep_system_prompts=keep, seed=0, longest_before=room, **plan)
+    def conversation(*, room=None, keep=False, last=False):
+        writing = Writing(keep_system_prompts=keep, longest_before=room, answer_last=last, **plan)
         return Sample(0, writing).begin(chat, max_prompt_tokens=None)
 
     def write(conversation, *texts):
@@ -208,6 +211,25 @@ def test_a_conversation_of_several_turns_ends_before_a_turn_that_cannot_be_used(
     assert not whole.waiting and len(set(seeds)) == 6
     assert [each["role"] for each in whole.result["messages"]] == ["system", *["user", "assistant"] * 2, "user"]
     assert whole.result["ended"] is None and whole.result["refused"] is None
+    answered = conversation(last=True)
+    write(answered, "First question?", "An answer.", "Second question?", "Another.", "Third question?", "A last one.")
+    assert not answered.waiting and [each["role"] for each in answered.result["messages"]] == [
+        "user",
+        "assistant",
+    ] * 2 + ["user"]
+    prompt = {"id": prompt_id(0), "source": "target", "license": None, "messages": answered.result["messages"]}
+    options = {"seed": 1, "max_prompt_tokens": None, "on_length": "keep"}
+    dialogue = AnsweredPrompt(prompt, answered.result["answers"]).begin(chat, **options)
+    assert not dialogue.waiting and [each["content"] for each in dialogue.rows[0].messages] == [
+        "First question?", "An answer.", "Second question?", "Another.", "Third question?", "A last one.",
+    ]  # fmt: skip
+    changed = [prompt["messages"][0], prompt["messages"][1], {"role": "user", "content": "Another question?"}]
+    dialogue = AnsweredPrompt(prompt | {"messages": changed}, answered.result["answers"]).begin(chat, **options)
+    assert dialogue.waiting and dialogue.turn == 1  # the answer to what the prompts stage has changed is made again
+    unanswered = conversation(last=True)
+    write(unanswered, "First question?", "An answer.", "Second question?", "Another.", "Third question?")
+    unanswered.fail("no server answers")
+    assert not unanswered.waiting and len(unanswered.result["answers"]) == 2 and not unanswered.result["failed"]
     early = conversation()
     write(early, "First question?", "An answer.", "Ok?")
     assert not early.waiting and early.result["ended"] == TINY and early.result["refused"] is None
