@@ -111,7 +111,7 @@ def test_a_file_of_a_target_that_is_a_pipe_is_not_waited_for(without_weights, na
 
 def test_auto_names_the_keys_that_hugging_face_does_not_take(tmp_path, caplog):
     run = compose_precompute(
-        tmp_path, "answers=auto", "answers.give_up_s=7", "answers.head=DIR", "answers.in_flight=640"
+        tmp_path, "answers=auto", "answers.give_up_s=7", "answers.head=DIR", "answers.in_flight=512"
     )
     run = choose_engine(run)
     assert run.answered_by == "huggingface"
