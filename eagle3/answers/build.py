@@ -45,7 +45,7 @@ def answer(
         return import_answers(target=target, chat=chat, answers=answers, max_prompt_tokens=limit, out_dir=out_dir)
     return answer_prompts(
         target=target,
-        made_with=made_with(run, chat),
+        made_with=answer_settings(run, chat),
         workers=workers,
         build=answer_task(run),
         ahead=prompts_ahead(run),
@@ -55,7 +55,7 @@ def answer(
     )
 
 
-def made_with(run: PrecomputeRun, chat: Chat) -> MadeWith:
+def answer_settings(run: PrecomputeRun, chat: Chat) -> MadeWith:
     """Return what decides answers that are not imported."""
     sampling = asdict(run.sampling.only(Sampling))
     return MadeWith(

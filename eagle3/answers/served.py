@@ -30,9 +30,9 @@ from eagle3.workers.task import Take
 
 log = logging.getLogger(__name__)
 
-# SGLang reads new prompts as soon as there is a place, 3 of them at a time between two steps of 512 answers. It answers
-# 1.7 times as fast (docs/results/answers-and-features.md) when it gets them together: once this share is free.
-REFILLS = 16
+# SGLang reads a prompt as soon as it comes, between two steps of all answers. So requests leave together: a conversation
+# waits half of this on average, short against an answer.
+ASKED_EVERY_S = 0.25
 WRITTEN_TOGETHER, WRITTEN_EVERY_S = 64, 2.0  # conversations that a kill can lose
 # SGLang would capture graphs for 58 sizes of prompts: seconds of a start, minutes where kernels are not compiled yet.
 FLAGS = {"cuda-graph-backend-prefill": "disabled"}
@@ -72,10 +72,7 @@ class ServedAnswerer(Answerer):
             self.runner.run(self._require_same_target(session, endpoints))
             limits = {key: getattr(self.settings, key) for key in ("in_flight", "attempts", "give_up_s")}
             check = partial(self._require_same_model, session)  # it may have started again with another model
-            together = max(1, self.settings.in_flight // REFILLS)
-            self.pool = Pool(
-                endpoints, session, setting="answers", together=together, processes=started, check=check, **limits
-            )
+            self.pool = Pool(endpoints, session, setting="answers", processes=started, check=check, **limits)
             self.up = stack.pop_all()
         return self
 
@@ -162,6 +159,7 @@ class ServedAnswerer(Answerer):
             request = self._request(
                 conversation.prompt_ids, conversation.seed, conversation.sampling, conversation.stop_ids
             )
+            await asyncio.sleep(-time.monotonic() % ASKED_EVERY_S)  # until the next multiple
             try:
                 answer = await self.pool.complete(request)
             except RequestRefused as refused:

@@ -211,10 +211,10 @@ class AnswersStage(Stage):
         from eagle3.answers.build import answer
         from eagle3.target_prompts.answered import answers_made
 
-        target, imported = read_target(run), run.answered_by == "imported"
-        as_item = (lambda prompt: prompt) if imported else answers_made(run, target)
-        counts = answer(run, target, engine, as_item=as_item)
+        target = read_target(run)
+        counts = answer(run, target, engine, as_item=answers_made(run, target))
         engine.close()
+        imported = run.answered_by == "imported"
         limit = "a length limit" if imported else f"sampling.max_new_tokens={run.sampling.max_new_tokens}"
         log.info(
             "answers: %d rows, %d answer tokens; %d answers cut at %s",

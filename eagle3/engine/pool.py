@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Generic, TypeVar
 
 import aiohttp
@@ -35,7 +34,6 @@ class Member(Generic[AnyEndpoint]):
     process: Server | None
     places: float  # for requests at a time; fewer than the pool's where it has sent some away
     in_flight: int = 0
-    full: bool = False  # takes no request until `together` of its places are free
     answered: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     pause_s: float = FIRST_PAUSE_S
@@ -56,19 +54,17 @@ class Pool(Generic[AnyEndpoint]):
         attempts: int,
         give_up_s: float,
         setting: str,
-        together: int = 1,
         processes: Sequence[Server] = (),
         check: Callable[[AnyEndpoint], Awaitable[None]] | None = None,
     ) -> None:
         """`in_flight`: requests that a server has at a time; `attempts`: of one request; `give_up_s`: without any
-        server that works; `setting`: the group of these keys; `together`: requests that a full server gets at once;
-        `processes`: those of the servers if they were started here; once ended, they do not come back; `check`: of a
-        server that failed, before it is asked again."""
+        server that works; `setting`: the group of these keys; `processes`: those of the servers if they were started
+        here; once ended, they do not come back; `check`: of a server that failed, before it is asked again."""
         started: Sequence[Server | None] = processes or [None] * len(endpoints)
         self.members = [Member(*each, in_flight) for each in zip(endpoints, started, strict=True)]
         self.session = session
         self.in_flight, self.attempts, self.give_up_s, self.setting = in_flight, attempts, give_up_s, setting
-        self.together, self.check = together, check
+        self.check = check
         self.waiting: dict[asyncio.Future[None], None] = {}  # for a place, the oldest first
         self.down_since: float | None = None
 
@@ -105,9 +101,8 @@ class Pool(Generic[AnyEndpoint]):
                 return result
             finally:
                 member.in_flight -= 1
-                free = int(member.places) - member.in_flight
-                member.full = member.full and free < self.together and member.in_flight > 0
-                for place in [] if member.full else list(islice(self.waiting, max(free, 1))):
+                if self.waiting:
+                    place = next(iter(self.waiting))
                     del self.waiting[place]
                     place.set_result(None)
         raise RequestRefused(f"{self.attempts} attempts failed, the last with: {reason}")
@@ -134,15 +129,10 @@ class Pool(Generic[AnyEndpoint]):
             for member in self.members:
                 if member.returning is not None and member.returning.done():
                     member.returning.result()  # raises what is no failure of a server
-            free = [
-                member
-                for member in self.members
-                if member.works and not member.full and member.in_flight < int(member.places)
-            ]
+            free = [member for member in self.members if member.works and member.in_flight < int(member.places)]
             if free:
                 chosen = min(free, key=lambda member: (member.in_flight, member.answered))
                 chosen.in_flight += 1
-                chosen.full = chosen.in_flight >= int(chosen.places)
                 return chosen
             if not self.working:
                 self._require_hope()

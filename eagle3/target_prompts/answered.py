@@ -3,10 +3,11 @@
 import logging
 from array import array
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from eagle3.answers.build import build_chat, made_with
+from eagle3.answers.build import answer_settings, build_chat
 from eagle3.answers.chat import Chat
 from eagle3.answers.dialogue import Dialogue
 from eagle3.answers.store import MadeWith
@@ -15,7 +16,7 @@ from eagle3.settings.precomputing import PrecomputeRun
 from eagle3.storage.files import read_jsonl, sha256_json
 from eagle3.target.identity import COMPARED, TargetIdentity
 from eagle3.target.stored import StoredTarget
-from eagle3.target_prompts.store import finished_rounds, prompt_id
+from eagle3.target_prompts.store import FOLDER, finished_rounds, prompt_id
 
 log = logging.getLogger(__name__)
 
@@ -43,37 +44,46 @@ def asked(prompt_ids: list[int], seed: int) -> str:
 
 
 def answered_with(target: TargetIdentity, made: MadeWith) -> str:
-    """Return a hash of what decides an answer, apart from its prompt and its seed."""
+    """Return a hash of what decides an answer, apart from its prompt."""
     model = {part: getattr(target, part) for part in (*COMPARED, "precision")}
-    return sha256_json([model, made.answers, made.chat, made.sampling])
+    return sha256_json([model, made.answers, made.chat, made.sampling, made.seed])
 
 
 def answers_made(run: PrecomputeRun, target: StoredTarget) -> "AnswersMade":
     """Return the answers of earlier stages that this run's answers stage would make in the same way."""
     chat = build_chat(run.chat, target)
     identity = target.identity.with_template(chat.settings["template_hash"])
-    return AnswersMade(run.folder, answered_with(identity, made_with(run, chat)))
+    return AnswersMade(run.folder, answered_with(identity, answer_settings(run, chat)))
 
 
 class AnswersMade:
-    """The answers in DIR/target_prompts, by prompt."""
+    """The answers in DIR/target_prompts, by prompt. They are read when the first is asked for."""
 
     def __init__(self, out_dir: Path, expected: str) -> None:
         """`expected`: answered_with() of this run. Other answers are left out, and a line of the log counts them."""
-        self.by_prompt: dict[str, list[Made]] = {}
-        others = 0
-        for path in finished_rounds(out_dir):
-            for row in read_jsonl(path):
-                if made := row.get("answers"):
-                    if row["answered_with"] != expected:
-                        others += 1
-                        continue
-                    compact = [each | {"token_ids": array("i", each["token_ids"])} for each in made]
-                    self.by_prompt[prompt_id(row["number"])] = compact
-        if others:
-            log.info("%d prompts had been answered with other settings while they were written: asked again", others)
+        self.out_dir, self.expected = out_dir, expected
 
     def __call__(self, prompt: dict[str, Any]) -> dict[str, Any] | AnsweredPrompt:
         """Return the item for an answerer: with its answers, if the prompt has any."""
-        made = self.by_prompt.pop(prompt["id"], None)
+        made = self._by_prompt.pop(prompt["id"], None)
         return prompt if made is None else AnsweredPrompt(prompt, made)
+
+    @cached_property
+    def _by_prompt(self) -> dict[str, list[Made]]:
+        by_prompt = dict[str, list[Made]]()
+        others = 0
+        for path in finished_rounds(self.out_dir):
+            for row in read_jsonl(path):
+                if not row.get("answers"):
+                    continue
+                if row["answered_with"] == self.expected:
+                    compact = [each | {"token_ids": array("i", each["token_ids"])} for each in row["answers"]]
+                    by_prompt[prompt_id(row["number"])] = compact
+                else:
+                    others += 1
+        if others:
+            log.info(
+                "the answers to %d samples in %s were made with other settings, and are not used",
+                others, self.out_dir / FOLDER,
+            )  # fmt: skip
+        return by_prompt

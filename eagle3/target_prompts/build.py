@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from eagle3.answers.build import answer_task, build_chat, made_with, prompt_limit, prompts_ahead
+from eagle3.answers.build import answer_settings, answer_task, build_chat, prompt_limit, prompts_ahead
 from eagle3.errors import InputError
 from eagle3.prompts.licenses.terms import SourceTerms, read_card, read_card_license
 from eagle3.prompts.reading.shapes import build_layout
@@ -79,7 +79,7 @@ class TargetPrompts:
         )
         settings = asdict(self.own)
         self.sampled = {key: value for key, value in settings.items() if key not in COUNTS}
-        answers = made_with(run, chat)
+        answers = answer_settings(run, chat)
         between = {**(answers.sampling or {}), "seed": answers.seed} if self.own.turns > 1 else None
         sampled_with = {
             "answers": run.answered_by, "chat": chat.settings, "prompts.from_target": self.sampled,
@@ -150,7 +150,9 @@ class TargetPrompts:
         """Make the samples of the last round that are missing."""
         numbers, failed, done = self.store.missing(), list[Row](), 0
         items = ((number, Sample(number, self.writing)) for number in numbers)
-        with Meter(len(numbers), desc="user turns", unit="sample", of="tokens") as progress:
+        answered = self.own.turns > 1 or self.writing.answer_last
+        desc = "user turns and answers" if answered else "user turns"
+        with Meter(len(numbers), desc=desc, unit="sample", of="tokens") as progress:
             for finished in self.workers(
                 answer_task(self.run), items, progress, ahead=prompts_ahead(self.run), total=len(numbers)
             ):

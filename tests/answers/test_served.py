@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import defaults
@@ -92,6 +93,22 @@ def test_answers_of_a_server_are_those_of_the_target_here(ask, server, expected,
         assert ask([url], name=name) == expected
     assert len(expected) >= 20 and server.most_running <= 4
     assert "not compared" not in caplog.text
+
+
+def test_requests_leave_together_whenever_their_conversations_are_ready(ask, server, expected, monkeypatch):
+    """SGLang reads what comes between two steps of all answers: one by one it would hardly answer."""
+    slept = Counter[float]()
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        slept[round(seconds, 6)] += 1
+        await sleep(0)
+
+    monkeypatch.setattr(served, "time", SimpleNamespace(monotonic=lambda: 100.1))
+    monkeypatch.setattr(served, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": noted}))
+    with serving(server) as url:
+        assert ask([url]) == expected
+    assert slept == {0.15: sum(len(row["turns"]) for row in expected.values())}  # until 100.25
 
 
 @pytest.mark.parametrize("name", ["sglang", "openai"])

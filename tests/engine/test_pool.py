@@ -140,21 +140,3 @@ def test_what_a_server_refuses_no_other_is_asked():
     errors = ask_all(servers, 10)
     assert all(isinstance(error, RequestRefused) and str(error) == "too long" for error in errors)
     assert sum(server.asked for server in servers) == 10
-
-
-def test_a_full_server_gets_new_requests_together():
-    """A server that reads each prompt by itself between two steps of all its answers is slow."""
-    begun: list[int] = []
-
-    class Slow(Scripted):
-        async def complete(self, session: aiohttp.ClientSession, request: Request) -> Answer:
-            begun.append(self.now)  # requests that it has already
-            self.now += 1
-            await asyncio.sleep(0.001 * (1 + request.seed % 7))
-            self.now -= 1
-            return Answer([request.seed], "length")
-
-    answers = ask_all([Slow("a")], 64, in_flight=16, together=8)
-    assert all(isinstance(answer, Answer) for answer in answers)
-    refills = [number for number, now in enumerate(begun) if number >= 16 and now < begun[number - 1]]
-    assert all(begun[number] <= 16 - 8 for number in refills) and max(begun) == 15

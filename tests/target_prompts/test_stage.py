@@ -99,9 +99,8 @@ def test_a_target_alone_gives_as_many_prompts_as_are_asked_for_and_answers_them(
     assert {row["written_by"] for row in samples} == {str(TINY)}
     refused = Counter(row["refused"] for row in samples if row["refused"])
     assert refused and refused.items() <= source["rejected"].items()  # each is counted by its reason
-    made = len(samples) + sum(
-        not row["refused"] for row in samples
-    )  # user turns, and answers to those that can be used
+    usable = [row for row in samples if not row["refused"]]
+    made = len(samples) + len(usable)  # user turns and answers
     assert len(sampled) == len(set(sampled)) == made
     again = run("prompts.limit=12", stages="[prompts,answers]")
     assert read_prompt_rows(again) == prompts and len(sampled) == made  # nothing is made twice
@@ -124,10 +123,12 @@ def test_answers_made_while_the_target_writes_are_those_of_the_answers_stage(run
     rows = [sorted(read_jsonl(each / "answers/answers.jsonl"), key=lambda row: row["id"]) for each in (together, alone)]
     assert rows[0] == rows[1] and {len(row["turns"]) for row in rows[0]} <= {*range(1, turns + 1)}
     assert max(len(row["turns"]) for row in rows[0]) == turns
-    other = run(*settings, "sampling.temperature=0.7", name="alone", stages="[answers]", fresh="answers")
-    again = [*read_jsonl(other / "answers/answers.jsonl")]
+    assert "made with other settings" not in caplog.text
+    run(*settings, "sampling.seed=1", name="together", stages="[answers]", fresh="answers")
+    again = [*read_jsonl(together / "answers/answers.jsonl")]
     assert {row["prompt_id"] for row in again} == {row["prompt_id"] for row in rows[0]}
-    assert ("had been answered with other settings" in caplog.text) == (turns > 1)  # alone, only those between turns
+    samples = sum(bool(row["answers"]) for row in read_samples(together))
+    assert f"the answers to {samples} samples in {together}/target_prompts were made with other settings" in caplog.text
 
 
 def test_some_of_the_targets_prompts_can_be_held_out(run):
@@ -146,6 +147,10 @@ def test_more_prompts_continue_the_samples_and_other_settings_are_refused(run, f
     line = fails("prompts.limit=5", "prompts.from_target.temperature=0.9")
     assert "prompts.from_target.temperature=1.0 then, 0.9 now" in line and "target_prompts" in line
     assert read_prompt_rows(run("prompts.limit=5", "prompts.from_target.seed=1", name="other")) != few
+    run("prompts.limit=2", "sampling.seed=1")  # decides nothing without answers between turns
+    run("prompts.limit=2", "prompts.from_target.turns=2", name="turns")
+    line = fails("prompts.limit=2", "prompts.from_target.turns=2", "sampling.seed=1", name="turns")
+    assert "sampling.seed=0 then, 1 now" in line
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -161,15 +166,19 @@ def test_other_stop_tokens_are_refused_unless_an_earlier_version_did_not_record_
         assert store(target_stop_ids=[1, 2]).is_unfinished
 
 
-def test_a_run_that_is_stopped_at_any_sample_resumes_with_each_sample_once(run, monkeypatch):
-    settings = ("prompts.limit=9", "answers.window=3", "answers.batch_size=3")
-    expected = run(*settings, name="whole")
+@pytest.mark.parametrize(
+    ("stages", "stops"),
+    [("[prompts]", (4, 6)), ("[prompts,answers]", (7, 9))],  # after so many turns; the first round has twelve samples
+)
+def test_a_run_that_is_stopped_at_any_sample_resumes_with_each_sample_once(run, monkeypatch, stages, stops):
+    settings = ("prompts.limit=9", "answers.window=3", "answers.batch_size=1")
+    expected = run(*settings, name="whole", stages=stages)
     unstopped = eagle3.answers.huggingface.generate
 
     class Killed(BaseException):
         pass
 
-    for after in (4, 6):  # samples, of twelve in the first round
+    for after in stops:
         left = [after]
 
         def dies(model: Any, prompts: Any, left: list[int] = left, **options: Any) -> Any:
@@ -180,11 +189,11 @@ def test_a_run_that_is_stopped_at_any_sample_resumes_with_each_sample_once(run, 
 
         monkeypatch.setattr(eagle3.answers.huggingface, "generate", dies)
         with pytest.raises(Killed):
-            run(*settings, name="killed")
+            run(*settings, name="killed", stages=stages)
         unfinished = expected.parent / "killed/target_prompts/unfinished.jsonl"
         unfinished.write_bytes(unfinished.read_bytes() + b'{"id": "00')  # a line that was cut short
     monkeypatch.setattr(eagle3.answers.huggingface, "generate", unstopped)
-    resumed = run(*settings, name="killed")
+    resumed = run(*settings, name="killed", stages=stages)
     assert file_contents(resumed) == file_contents(expected) and read_prompt_rows(resumed) == read_prompt_rows(expected)
 
 
