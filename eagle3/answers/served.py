@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
@@ -30,10 +29,10 @@ from eagle3.workers.task import Take
 
 log = logging.getLogger(__name__)
 
-# SGLang reads a prompt as soon as it comes, between two steps of all answers. So requests leave together: a conversation
-# waits half of this on average, short against an answer.
-ASKED_EVERY_S = 0.25
 WRITTEN_TOGETHER, WRITTEN_EVERY_S = 64, 2.0  # conversations that a kill can lose
+# SGLang reads a prompt as soon as it comes, between two steps of all answers. So requests leave together: first ones
+# when other conversations are written, further ones at these times (benchmarks/request_timing.py).
+ASKED_EVERY_S = 0.25
 # SGLang would capture graphs for 58 sizes of prompts: seconds of a start, minutes where kernels are not compiled yet.
 FLAGS = {"cuda-graph-backend-prefill": "disabled"}
 
@@ -155,18 +154,23 @@ class ServedAnswerer(Answerer):
             self.runner.run(_all_ended(running))
 
     async def _answer(self, conversation: Conversation, progress: Progress) -> None:
+        if conversation.waiting:  # the target may have answered its own prompt already
+            await self._ask(conversation, progress)
         while conversation.waiting:
-            request = self._request(
-                conversation.prompt_ids, conversation.seed, conversation.sampling, conversation.stop_ids
-            )
-            await asyncio.sleep(-time.monotonic() % ASKED_EVERY_S)  # until the next multiple
-            try:
-                answer = await self.pool.complete(request)
-            except RequestRefused as refused:
-                conversation.fail(str(refused))
-            else:
-                progress.add(tokens=len(answer.token_ids))
-                conversation.answer(answer)
+            await asyncio.sleep(-asyncio.get_running_loop().time() % ASKED_EVERY_S)  # until the next multiple
+            await self._ask(conversation, progress)
+
+    async def _ask(self, conversation: Conversation, progress: Progress) -> None:
+        request = self._request(
+            conversation.prompt_ids, conversation.seed, conversation.sampling, conversation.stop_ids
+        )
+        try:
+            answer = await self.pool.complete(request)
+        except RequestRefused as refused:
+            conversation.fail(str(refused))
+        else:
+            progress.add(tokens=len(answer.token_ids))
+            conversation.answer(answer)
 
     def _request(
         self, prompt_ids: list[int], seed: int, sampling: Sampling | None, stop_ids: frozenset[int] | None = None
@@ -194,10 +198,11 @@ async def _open(timeout_s: float) -> aiohttp.ClientSession:
 
 async def _some(ended: "asyncio.Queue[asyncio.Task[None]]", *, at_most: int) -> list[asyncio.Task[None]]:
     """Wait for many tasks, or for one and then a while: each time they are written to disk."""
-    done, end = [await ended.get()], time.monotonic() + WRITTEN_EVERY_S
+    done, now = [await ended.get()], asyncio.get_running_loop().time
+    end = now() + WRITTEN_EVERY_S
     with suppress(TimeoutError):
         while len(done) < min(WRITTEN_TOGETHER, at_most) and done[-1].exception() is None:
-            done.append(await asyncio.wait_for(ended.get(), end - time.monotonic()))
+            done.append(await asyncio.wait_for(ended.get(), end - now()))
     return done
 
 

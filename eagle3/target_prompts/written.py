@@ -106,7 +106,7 @@ class WrittenPrompt:
         self._steps += 1
 
     def fail(self, reason: str) -> None:
-        """End the sample: a server does not answer. Where only the last answer is missing, it is a prompt all the same."""
+        """End the sample: no server answers. Where only the last answer is missing, it is a prompt all the same."""
         self.waiting = False
         if not self._written:
             self._refused, self._ended, self._failed = NO_ANSWER, None, reason

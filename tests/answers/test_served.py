@@ -6,6 +6,7 @@ import resource
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from eagle3.engine import pool
 from eagle3.engine.client import KEY
 from eagle3.engine.process import require_free_port
 from eagle3.errors import InputError
+from eagle3.settings.precomputing import Sampling
 from eagle3.storage.files import read_jsonl, write_jsonl
 from eagle3.target.model import Target
 from eagle3.target.stored import StoredTarget
@@ -57,9 +59,11 @@ def expected(target: Target, chat: Chat, prompts: Any, tmp_path_factory: pytest.
     return answered_rows(tmp_path_factory.mktemp("plain"), prompts, target, chat, answerer)
 
 
-def answered_rows(folder: Path, prompts: Any, target: Any, chat: Chat, answerer: Any) -> Rows:
+def answered_rows(
+    folder: Path, prompts: Any, target: Any, chat: Chat, answerer: Any, sampling: Sampling = GREEDY
+) -> Rows:
     write_jsonl(folder / "prompts/prompts.jsonl", prompts)
-    answer_by(answerer, target, chat, GREEDY, folder)
+    answer_by(answerer, target, chat, sampling, folder)
     rows = [*read_jsonl(folder / "answers/answers.jsonl")]
     assert {*Counter(row["id"] for row in rows).values()} == {1}
     return {row["id"]: row for row in rows}
@@ -72,11 +76,13 @@ Ask = Callable[..., Rows]
 def ask(stored: StoredTarget, chat: Chat, prompts: Any, tmp_path: Path) -> Ask:
     """Answer the prompts by servers."""
 
-    def run(urls: list[str], *, launch: Any = None, chat: Chat = chat, **changes: Any) -> Rows:
+    def run(
+        urls: list[str], *, launch: Any = None, chat: Chat = chat, sampling: Sampling = GREEDY, **changes: Any
+    ) -> Rows:
         launch = launch or launch_settings(sglang_site(tmp_path))
-        parts = {"target": stored, "chat": chat, "sampling": GREEDY, "launch": launch, "folder": tmp_path / "logs"}
+        parts = {"target": stored, "chat": chat, "sampling": sampling, "launch": launch, "folder": tmp_path / "logs"}
         answerer = ServedAnswerer(defaults.served(**{"urls": urls, "in_flight": 4} | changes), **parts)
-        return answered_rows(tmp_path / "out", prompts, stored, chat, answerer)
+        return answered_rows(tmp_path / "out", prompts, stored, chat, answerer, sampling)
 
     return run
 
@@ -95,7 +101,7 @@ def test_answers_of_a_server_are_those_of_the_target_here(ask, server, expected,
     assert "not compared" not in caplog.text
 
 
-def test_requests_leave_together_whenever_their_conversations_are_ready(ask, server, expected, monkeypatch):
+def test_further_requests_of_conversations_leave_together(ask, server, prompts, monkeypatch):
     """SGLang reads what comes between two steps of all answers: one by one it would hardly answer."""
     slept = Counter[float]()
     sleep = asyncio.sleep
@@ -104,11 +110,13 @@ def test_requests_leave_together_whenever_their_conversations_are_ready(ask, ser
         slept[round(seconds, 6)] += 1
         await sleep(0)
 
-    monkeypatch.setattr(served, "time", SimpleNamespace(monotonic=lambda: 100.1))
-    monkeypatch.setattr(served, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": noted}))
+    loop = SimpleNamespace(time=lambda: 100.1)
+    changed = {"sleep": noted, "get_running_loop": lambda: loop}
+    monkeypatch.setattr(served, "asyncio", SimpleNamespace(**{**vars(asyncio), **changed}))
     with serving(server) as url:
-        assert ask([url]) == expected
-    assert slept == {0.15: sum(len(row["turns"]) for row in expected.values())}  # until 100.25
+        rows = ask([url], sampling=replace(GREEDY, max_new_tokens=64))  # answers end, and further turns follow
+    further = sum(len(row["turns"]) for row in rows.values()) - len(prompts)
+    assert further > 0 and slept == {0.15: further}  # until 100.25
 
 
 @pytest.mark.parametrize("name", ["sglang", "openai"])
