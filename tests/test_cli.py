@@ -371,6 +371,8 @@ class OwnAverages(StochasticWeightAveraging):
          f"error: callbacks.mine._target_={LIGHTNING}.LearningRateFinder sets one rate"),
         (f"+callbacks.mine={{_target_: {__name__}.OwnAverages}}",
          f"error: callbacks.mine._target_={__name__}.OwnAverages replaces the learning rate's schedule"),
+        (f"+callbacks.mine={{_target_: {LIGHTNING}.TQDMProgressBar}}",
+         "error: callbacks.mine is a second progress bar; leave it out, or set callbacks.progress=null"),
     ],
 )  # fmt: skip
 def test_classes_that_the_user_names_are_built_before_a_store_is_read(fails, override, line):

@@ -292,6 +292,10 @@ def build_callbacks(run: TrainRun) -> list[Callback]:
             if name.startswith("on_") and not hasattr(Callback, name):
                 nearest = did_you_mean(name, dir(Callback))
                 log.warning("callback %s: Lightning never calls %s%s", type(each).__name__, name, nearest)
+    bars = [key for key, each in zip(run.chosen_callbacks, callbacks, strict=True) if isinstance(each, ProgressBar)]
+    if len(bars) > 1:
+        first, second = bars[:2]
+        raise InputError(f"callbacks.{second} is a second progress bar; leave it out, or set callbacks.{first}=null")
     return callbacks
 
 

@@ -209,6 +209,14 @@ def test_a_page_of_a_proxy_is_no_file(proxy, url):
             ask("manifest.json")
 
 
+def test_a_page_of_a_proxy_is_no_empty_folder(proxy, url):
+    """A training would start again, and a writer would number its shards from 0."""
+    assert bucket(url).names("*.ckpt") == []
+    proxy.fault = lambda number, method, path: "200"
+    with pytest.raises(InputError, match=r"\*\.ckpt: .*(ETag|Header missing).*; correct AWS_ENDPOINT"):
+        bucket(url).names("*.ckpt")
+
+
 def test_a_shard_that_is_deleted_while_it_is_trained_on_is_named(url):
     folder = open_folder(url, setting="features.path")
     save_store(folder, random_samples(10), shard_bytes=10**9)
