@@ -1,0 +1,66 @@
+"""How long the target's own prompts and their answers take on a running SGLang server: answered at once, and in two
+stages, in turns. The two stages are two commands, so their time has the start of another one.
+
+    python benchmarks/own_prompts_rates.py --target TARGET --url http://127.0.0.1:30000 --work DIR --out RESULT.json
+"""
+
+import argparse
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from result import call, write_result
+
+from eagle3.engine.client import new_session
+from eagle3.engine.timed import flush_cache
+from eagle3.storage.files import read_jsonl
+
+WAYS = {"at once": ("[prompts,answers]",), "two stages": ("[prompts]", "[answers]")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--prompts", type=int, default=4000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("overrides", nargs="*", help="for precompute.py, e.g. sampling.top_p=0.8")
+    options = parser.parse_args()
+    runs = []
+    for _ in range(options.repeats):
+        for way, stages in WAYS.items():
+            runs.append({"way": way} | measure(options, stages))
+            print(json.dumps(runs[-1]), flush=True)
+            write_result(options.out, {"runs": runs})  # of all so far
+
+
+def measure(options: argparse.Namespace, stages: tuple[str, ...]) -> dict[str, Any]:
+    """Run the stages into a new folder, with nothing in the server's prefix cache."""
+    if not asyncio.run(flush(options.url)):
+        raise SystemExit(f"{options.url}/flush_cache does not answer")
+    shutil.rmtree(options.work, ignore_errors=True)
+    folder = options.work.resolve()
+    arguments = [
+        "prompts=from_target", f"target.path={options.target}", f"out_dir={folder}", f"prompts.limit={options.prompts}",
+        "answers=sglang", f"answers.urls=[{options.url}]", *options.overrides,
+    ]  # fmt: skip
+    seconds = [
+        call("precompute.py", *arguments, f"stages={each}", log=options.work.with_suffix(".log")) for each in stages
+    ]
+    samples = sum(1 for path in (folder / "target_prompts").glob("round-*.jsonl") for _ in read_jsonl(path))
+    rows = [*read_jsonl(folder / "answers" / "answers.jsonl")]
+    tokens = sum(end - begin for row in rows for begin, end in row["turns"])
+    return {"seconds": [round(each, 1) for each in seconds], "samples": samples, "answer_tokens": tokens}
+
+
+async def flush(url: str) -> bool:
+    async with new_session(timeout_s=60) as session:
+        return await flush_cache(session, url)
+
+
+if __name__ == "__main__":
+    main()
