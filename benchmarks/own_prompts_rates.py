@@ -7,7 +7,6 @@ stages, in turns. The two stages are two commands, so their time has the start o
 import argparse
 import asyncio
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from result import call, write_result
 from eagle3.engine.client import new_session
 from eagle3.engine.timed import flush_cache
 from eagle3.storage.files import read_jsonl
+from eagle3.target_prompts.store import finished_rounds
 
 WAYS = {"at once": ("[prompts,answers]",), "two stages": ("[prompts]", "[answers]")}
 
@@ -24,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True)
     parser.add_argument("--url", required=True)
-    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True, help="new folder")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--prompts", type=int, default=4000)
     parser.add_argument("--repeats", type=int, default=3)
@@ -33,25 +33,24 @@ def main() -> None:
     runs = []
     for _ in range(options.repeats):
         for way, stages in WAYS.items():
-            runs.append({"way": way} | measure(options, stages))
+            folder = options.work.resolve() / f"run_{len(runs)}"
+            folder.mkdir(parents=True)
+            runs.append({"way": way} | measure(options, folder, stages))
             print(json.dumps(runs[-1]), flush=True)
             write_result(options.out, {"runs": runs})  # of all so far
 
 
-def measure(options: argparse.Namespace, stages: tuple[str, ...]) -> dict[str, Any]:
-    """Run the stages into a new folder, with nothing in the server's prefix cache."""
+def measure(options: argparse.Namespace, folder: Path, stages: tuple[str, ...]) -> dict[str, Any]:
+    """Run the stages into `folder`, with nothing in the server's prefix cache."""
     if not asyncio.run(flush(options.url)):
         raise SystemExit(f"{options.url}/flush_cache does not answer")
-    shutil.rmtree(options.work, ignore_errors=True)
-    folder = options.work.resolve()
     arguments = [
         "prompts=from_target", f"target.path={options.target}", f"out_dir={folder}", f"prompts.limit={options.prompts}",
         "answers=sglang", f"answers.urls=[{options.url}]", *options.overrides,
     ]  # fmt: skip
-    seconds = [
-        call("precompute.py", *arguments, f"stages={each}", log=options.work.with_suffix(".log")) for each in stages
-    ]
-    samples = sum(1 for path in (folder / "target_prompts").glob("round-*.jsonl") for _ in read_jsonl(path))
+    log = folder.with_suffix(".log")
+    seconds = [call("precompute.py", *arguments, f"stages={each}", log=log) for each in stages]
+    samples = sum(len([*read_jsonl(path)]) for path in finished_rounds(folder))
     rows = [*read_jsonl(folder / "answers" / "answers.jsonl")]
     tokens = sum(end - begin for row in rows for begin, end in row["turns"])
     return {"seconds": [round(each, 1) for each in seconds], "samples": samples, "answer_tokens": tokens}

@@ -1,7 +1,6 @@
-"""How fast a server that reads new prompts between two steps of all answers works, by when it is sent requests.
+"""The rate of a server that reads new prompts between two steps of all answers, by when the client sends requests.
 
-The real client asks a simulated scheduler, in simulated time: seconds on a CPU. Three times of a server's log describe
-the server (Timing).
+The real client asks a simulated scheduler, in simulated time: a minute on a CPU.
 """
 
 import argparse
@@ -28,7 +27,7 @@ WARM_UP, REST = 0.15, 0.3  # shares of the conversations before and after what i
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a server. The defaults were chosen so that the two ways of answer_refills.json have its rates."""
+    """Seconds of a server. The defaults are fitted to the two rates that answer_refills.json measured."""
 
     step: float = 0.014  # one token for each request that runs
     read: float = 0.025  # of new prompts, together

@@ -34,6 +34,14 @@ def test_every_table_is_on_a_page():
     assert shown == set(tables.TABLES)
 
 
+def test_every_row_of_a_table_has_the_cells_of_its_header():
+    for page in PAGES:
+        for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE):
+            rows = [re.sub(r"`[^`]*`|\\\|", "", row) for row in table.splitlines()]
+            odd = [row for row in rows if row.count("|") != rows[0].count("|")]
+            assert odd == [], name(page)
+
+
 def test_a_result_says_where_it_comes_from():
     for path in JSON_RESULTS:
         result = json.loads(path.read_text())

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 WRITTEN_TOGETHER, WRITTEN_EVERY_S = 64, 2.0  # conversations that a kill can lose
 # SGLang reads a prompt as soon as it comes, between two steps of all answers. So requests leave together: first ones
-# when other conversations are written, further ones at these times (benchmarks/request_timing.py).
+# when other conversations are written, further ones at multiples of this (benchmarks/request_timing.py).
 ASKED_EVERY_S = 0.25
 # SGLang would capture graphs for 58 sizes of prompts: seconds of a start, minutes where kernels are not compiled yet.
 FLAGS = {"cuda-graph-backend-prefill": "disabled"}
@@ -154,23 +154,19 @@ class ServedAnswerer(Answerer):
             self.runner.run(_all_ended(running))
 
     async def _answer(self, conversation: Conversation, progress: Progress) -> None:
-        if conversation.waiting:  # the target may have answered its own prompt already
-            await self._ask(conversation, progress)
         while conversation.waiting:
-            await asyncio.sleep(-asyncio.get_running_loop().time() % ASKED_EVERY_S)  # until the next multiple
-            await self._ask(conversation, progress)
-
-    async def _ask(self, conversation: Conversation, progress: Progress) -> None:
-        request = self._request(
-            conversation.prompt_ids, conversation.seed, conversation.sampling, conversation.stop_ids
-        )
-        try:
-            answer = await self.pool.complete(request)
-        except RequestRefused as refused:
-            conversation.fail(str(refused))
-        else:
-            progress.add(tokens=len(answer.token_ids))
-            conversation.answer(answer)
+            request = self._request(
+                conversation.prompt_ids, conversation.seed, conversation.sampling, conversation.stop_ids
+            )
+            try:
+                answer = await self.pool.complete(request)
+            except RequestRefused as refused:
+                conversation.fail(str(refused))
+            else:
+                progress.add(tokens=len(answer.token_ids))
+                conversation.answer(answer)
+            if conversation.waiting:
+                await asyncio.sleep(-asyncio.get_running_loop().time() % ASKED_EVERY_S)  # until the next multiple
 
     def _request(
         self, prompt_ids: list[int], seed: int, sampling: Sampling | None, stop_ids: frozenset[int] | None = None
